@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 
 class Amount(str):
-    """A line that says how many bytes are done; whoever shows it may draw a bar and repeat it in place.
+    """A line with the number of bytes that are done. A terminal can show it as a bar, in the same place.
 
     Attributes:
         what: what is done, as a participle: ``fetched``.

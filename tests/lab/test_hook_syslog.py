@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from cluster import Lab
@@ -22,6 +23,10 @@ with open("{SAID}", "w") as said:
     while True:
         print(taken.recv(65536).decode(errors="replace"), file=said, flush=True)
 """
+
+
+def said(lab: Lab, pattern: str) -> bool:
+    return lab.run("ctl", "grep", "-Ec", f"^<[0-9]+>{pattern}", SAID, check=False).code == 0
 
 
 @pytest.fixture
@@ -47,8 +52,7 @@ def test_messages_of_the_controllers_hooks_are_in_syslog(lab: Lab) -> None:
     )
     try:
         for pattern in wanted:
-            found = ("grep", "-Ec", f"^<[0-9]+>{pattern}", SAID)
-            until(lambda found=found: lab.run("ctl", *found, check=False).code == 0, pattern, 180)  # type: ignore[misc]
+            until(partial(said, lab, pattern), pattern, 180)
     finally:
         lab.run("login", "scancel", str(lost.id), user="alice")
         lab.service("ctl", "start", "vhpcd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def panels_have_data(lab: Lab, audited: bool) -> None:
             if panel["title"] in PANELS_OF_TROUBLE | (set() if audited else PANELS_OF_A_FABRIC):
                 assert asked(lab, "query?query=", query) is not None
             else:
-                until(lambda query=query: answers(lab, query), f"data of {panel['title']}: {query}", 60)  # type: ignore[misc]
+                until(partial(answers, lab, query), f"data of {panel['title']}: {query}", 60)
 
 
 @pytest.mark.usefixtures("prometheus")

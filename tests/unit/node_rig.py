@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from pathlib import Path
@@ -62,6 +63,14 @@ def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
         "0.1.0",
     )
     return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)
+
+
+def with_root(layout: Layout, data: bytes) -> ImageIdentity:
+    """The image of ``publish`` with other bytes as its root."""
+    image = publish(layout)
+    blob = Blob("root.erofs", hashlib.sha256(data).hexdigest(), len(data))
+    (Path(layout.config.images.catalog) / "blobs/sha256" / blob.sha256).write_bytes(data)
+    return dataclasses.replace(image, manifest=dataclasses.replace(image.manifest, root=blob))
 
 
 def account(home: str = "/home/alice") -> Account:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from node_rig import GENERATION, node_layout, publish
+from node_rig import GENERATION, node_layout, publish, with_root
+from peers_rig import finish
 from stepd import needs_root
 
 from vhpc_slurm import files
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.model import Blob, ImageIdentity
+from vhpc_slurm.model import ImageIdentity
 from vhpc_slurm.node.store import images, pins, room
 from vhpc_slurm.node.store.layout import Layout
 
@@ -42,20 +43,7 @@ def small_store(layout: Layout) -> Iterator[Path]:
 
 def image_of(layout: Layout, size: int, fill: bytes) -> ImageIdentity:
     """The small image with a root of so many bytes."""
-    image, data = publish(layout), fill * size
-    blob = Blob("root.erofs", hashlib.sha256(data).hexdigest(), size)
-    (Path(layout.config.images.catalog) / "blobs/sha256" / blob.sha256).write_bytes(data)
-    return dataclasses.replace(image, manifest=dataclasses.replace(image.manifest, root=blob))
-
-
-def stage(layout: Layout, image: ImageIdentity) -> images.StagedImage:
-    copying = images.stage(layout, image)
-    while True:
-        try:
-            next(copying)
-        except StopIteration as end:
-            staged: images.StagedImage = end.value
-            return staged
+    return with_root(layout, fill * size)
 
 
 @needs_root
@@ -71,14 +59,14 @@ def test_of_two_images_that_fit_alone_one_is_refused_at_once(
         next(copying)
     assert root.stat().st_size < 20 * MIB
     with pytest.raises(FabricError, match=r"no room for image tiny:1: its root.erofs needs 21 MiB, 1"):
-        stage(layout, second)
+        finish(images.stage(layout, second))
     assert root.exists(), "a copy that goes on is not removed"
     for _ in copying:
         pass
     assert hashlib.sha256((store / "blobs/sha256" / first.manifest.root.sha256).read_bytes()).hexdigest() == (
         first.manifest.root.sha256
     )
-    stage(layout, second)  # the first one has no pin, so it goes
+    finish(images.stage(layout, second))  # the first one has no pin, so it goes
     assert not (store / "blobs/sha256" / first.manifest.root.sha256).exists()
 
 
@@ -97,7 +85,7 @@ def test_a_store_that_others_fill_during_a_copy_drains_nothing(
     with pytest.raises(FabricError, match="no room for image tiny:1"):
         list(copying)
     (store / "of others").unlink()
-    assert stage(layout, image).root.exists()
+    assert finish(images.stage(layout, image)).root.exists()
 
 
 def fill(path: Path) -> None:
@@ -130,7 +118,7 @@ def test_an_image_whose_files_fit_one_by_one_only_fails_its_job(layout: Layout, 
     """A requeue would never help."""
     image = image_of(layout, 36 * MIB - 8192, b"1")
     with pytest.raises(UserError, match=r"too large for this node: its files have 36 MiB, .* store 36 MiB"):
-        stage(layout, image)
+        finish(images.stage(layout, image))
     assert not list(store.glob("blobs/sha256/.*.part"))
 
 
@@ -146,10 +134,10 @@ def test_a_store_has_at_most_the_size_that_the_site_sets(layout: Layout) -> None
     used, old, older, new = (image_of(layout, 15 * MIB, fill) for fill in (b"1", b"2", b"3", b"4"))
     room.pin(layout, used, GENERATION)
     for age, image in ((300, used), (200, older), (100, old)):
-        staged = stage(layout, image)
+        staged = finish(images.stage(layout, image))
         os.utime(staged.root, (time.time() - age,) * 2)
     assert 45 * MIB <= room.used_of(layout) <= 50 * MIB
-    stage(layout, new)
+    finish(images.stage(layout, new))
     folder = Path(layout.config.images.store) / "blobs/sha256"
     there = [(folder / image.manifest.root.sha256).exists() for image in (used, older, old, new)]
     assert there == [True, False, True, True]
@@ -157,9 +145,9 @@ def test_a_store_has_at_most_the_size_that_the_site_sets(layout: Layout) -> None
     room.pin(layout, new, "43.0.0123abcd")
     room.pin(layout, old, "44.0.0123abcd")
     with pytest.raises(FabricError, match=r"needs 15 MiB, [345] MiB are free"):
-        stage(layout, older)
+        finish(images.stage(layout, older))
     with pytest.raises(UserError, match="its files have 51 MiB, the node's image store 50 MiB"):
-        stage(layout, image_of(layout, 51 * MIB, b"5"))
+        finish(images.stage(layout, image_of(layout, 51 * MIB, b"5")))
 
 
 @needs_root
@@ -167,8 +155,8 @@ def test_the_space_that_the_site_keeps_is_not_for_images(layout: Layout, store: 
     """Of 100 MiB."""
     image = image_of(layout, 30 * MIB, b"1")
     with pytest.raises(UserError, match=r"too large for this node: its files have 30 MiB, .* 20 MiB"):
-        stage(limited(layout, store_keep_free_mib=80), image)
-    assert stage(limited(layout, store_keep_free_mib=60), image).root.exists()
+        finish(images.stage(limited(layout, store_keep_free_mib=80), image))
+    assert finish(images.stage(limited(layout, store_keep_free_mib=60), image)).root.exists()
     assert os.statvfs(store).f_bavail * os.statvfs(store).f_frsize >= 60 * MIB
 
 
@@ -192,7 +180,7 @@ def test_a_full_disk_and_a_full_quota_are_the_same(layout: Layout, code: int) ->
 def test_pins_that_come_and_go_meanwhile_hide_no_others(layout: Layout) -> None:
     """Threads pin and unpin one image, so its folder is made and removed, while a job of another goes on."""
     image, other = publish(layout), dataclasses.replace(publish(layout), digest="sha256:" + "f" * 64)
-    stage(layout, image)
+    finish(images.stage(layout, image))
     room.pin(layout, other, "1.0.0123abcd")
     over, errors = threading.Event(), list[BaseException]()
 

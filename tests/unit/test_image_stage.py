@@ -24,6 +24,7 @@ import pytest
 import site_catalog
 from node_rig import GENERATION, node_layout
 from node_rig import publish as publish_image
+from peers_rig import finish
 from stepd import needs_root
 
 from vhpc_slurm.catalog import resolve
@@ -179,15 +180,6 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
     assert pins.unused(layout) == [], "the job's pin is as before"
     pins.unpin(layout, image.digest, GENERATION)
     assert len(pins.unused(layout)) == 3
-
-
-def finish(copying: Any) -> images.StagedImage:
-    while True:
-        try:
-            next(copying)
-        except StopIteration as end:
-            staged: images.StagedImage = end.value
-            return staged
 
 
 @needs_root

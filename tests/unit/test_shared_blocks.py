@@ -9,18 +9,18 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from node_rig import node_layout, publish
+from node_rig import node_layout, publish, with_root
+from peers_rig import finish
 from stepd import needs_root
 
 from vhpc_slurm import files
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.model import Blob, ImageIdentity
+from vhpc_slurm.model import ImageIdentity
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.layout import Layout
 
@@ -56,30 +56,17 @@ def on(folder: Path, layout: Layout) -> Layout:
     return Layout(msgspec.convert(raw, Config))
 
 
-def with_root(layout: Layout, size: int) -> ImageIdentity:
-    image, data = publish(layout), random.Random(1).randbytes(size)
-    blob = Blob("root.erofs", hashlib.sha256(data).hexdigest(), size)
-    (Path(layout.config.images.catalog) / "blobs/sha256" / blob.sha256).write_bytes(data)
-    return replace(image, manifest=replace(image.manifest, root=blob))
-
-
-def stage(layout: Layout, image: ImageIdentity) -> images.StagedImage:
-    copying = images.stage(layout, image)
-    while True:
-        try:
-            next(copying)
-        except StopIteration as end:
-            staged: images.StagedImage = end.value
-            return staged
+def image_of(layout: Layout, size: int) -> ImageIdentity:
+    return with_root(layout, random.Random(1).randbytes(size))
 
 
 @needs_root
 @needs_btrfs
 def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: Layout) -> None:
     layout = on(btrfs, layout)
-    image = with_root(layout, 40 * MIB)
+    image = image_of(layout, 40 * MIB)
     before = used(btrfs)
-    staged = stage(layout, image)
+    staged = finish(images.stage(layout, image))
     assert hashlib.sha256(staged.root.read_bytes()).hexdigest() == image.manifest.root.sha256
     assert used(btrfs) - before < 10 * MIB
     assert dict(staged.sources).keys() == {"catalogue"}
@@ -94,13 +81,13 @@ def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: L
 @needs_btrfs
 def test_shared_blocks_are_verified_like_a_copy(btrfs: Path, layout: Layout) -> None:
     layout = on(btrfs, layout)
-    image = with_root(layout, 4 * MIB)
+    image = image_of(layout, 4 * MIB)
     catalogue = btrfs / "catalog/blobs/sha256" / image.manifest.root.sha256
     with catalogue.open("r+b") as file:
         file.seek(3 * MIB)
         file.write(b"!")
     with pytest.raises(UserError, match=r"is damaged: root.erofs: it has sha256"):
-        stage(layout, image)
+        finish(images.stage(layout, image))
     assert sorted(path.name for path in (btrfs / "store/blobs/sha256").glob("*[!k]")) == sorted(
         blob.sha256 for blob in (image.manifest.kernel, image.manifest.initrd)
     )
@@ -134,7 +121,7 @@ def test_a_copy_has_the_bytes_and_never_replaces_a_file(tmp_path: Path) -> None:
 @needs_root
 def test_a_kernel_without_room_in_the_run_folder_drains_nothing(layout: Layout) -> None:
     """On a file system of 40 MiB, as a small /run."""
-    staged = stage(layout, publish(layout))
+    staged = finish(images.stage(layout, publish(layout)))
     run = Path(layout.config.paths.run)
     run.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(run)], check=True)
@@ -164,7 +151,7 @@ def test_a_run_folder_that_becomes_full_drains_nothing(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs look at the same time and both see room."""
-    staged = stage(layout, publish(layout))
+    staged = finish(images.stage(layout, publish(layout)))
     os.truncate(staged.initrd, 20 * MIB)
     run = Path(layout.config.paths.run)
     run.mkdir(parents=True)

@@ -204,7 +204,7 @@ def _cells(verdict: Verdict, subject: Subject) -> tuple[str, ...]:
 
 
 def unknown(rule: Rule, subject: Subject) -> str:
-    """The conditions of a rule that are about what is not known of a job; empty if there is none."""
+    """The conditions of a rule on values of the job that are not known; empty if there are none."""
     conditions = (
         ("partition", rule.partitions, subject.partition),
         ("account", rule.accounts, subject.account),

@@ -82,7 +82,7 @@ class Exchange:
                         "check that vhpcd runs there: systemctl status vhpcd",
                     ) from err
             # A thousand nodes must not come back in step.
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
             kind = NotActiveError if answer.kind == wire.AGAIN else _KINDS.get(answer.kind, FabricError)

@@ -47,7 +47,7 @@ def run(config: Config) -> int:
 def _has_journal(layout: Layout, job_id: int) -> bool:
     """Whether an earlier generation or a killed Prolog has left something of this job."""
     with contextlib.suppress(FileNotFoundError):
-        return any(name.startswith(f"{job_id}.") for name in os.listdir(layout.journals))  # noqa: PTH208
+        return any(name.startswith(f"{job_id}.") for name in os.listdir(layout.journals))  # noqa: PTH208 - names only
     return False
 
 

@@ -12,7 +12,7 @@ SINFO_FORMAT = "%N|%n|%o"
 """Node name, NodeHostName, NodeAddr: nothing that a node says of itself (sinfo(1), --format)."""
 
 DRAINED_FORMAT = "%N|%E"
-"""Node name and Reason, which whoever drained the node wrote."""
+"""Node name and Reason, the text of the user who drained the node."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}\Z", re.ASCII)
 _CONTROLLER = re.compile(

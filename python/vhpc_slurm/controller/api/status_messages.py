@@ -67,7 +67,7 @@ class NodeQuarantine(Wire, frozen=True):
 
 
 class AskTrouble(Wire, frozen=True, tag="trouble"):
-    """An operator or administrator of Slurm: what may need somebody's attention."""
+    """An operator or administrator of Slurm asks for alarms, quarantine and the state of the fabric."""
 
 
 class Trouble(Wire, frozen=True, tag="trouble"):
