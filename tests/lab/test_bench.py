@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import hpc_codes
 import pytest
 from cluster import EXEC, IMAGE, ROOT, Done, Lab
 
@@ -127,3 +128,25 @@ def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:
     assert "\nranks 2\n" in lab.run("login", "cat", f"{guest}/pingpong.out").out
     assert "on 2 procs for 10 steps with 500 atoms" in lab.run("login", "cat", f"{guest}/lammps.out").out
     assert "\nSuccess=1\n" in lab.run("login", "cat", f"{guest}/hpcc.out").out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_all_tests_of_a_job_are_compared_where_the_nodes_have_the_programs(lab: Lab) -> None:
+    """The nodes use the programs of the image, unpacked in a shared folder."""
+    subprocess.run([ROOT / "scripts/publish-image", "debian-hpc"], check=True, timeout=3600)
+    hpc_codes.unpack("debian-hpc")
+    try:
+        words = ("--ntasks-per-node=1", "--rounds=1", "--time=30", "--json")
+        done = _bench(lab, "job", *words, f"--native-setup={hpc_codes.NATIVE}", *SMALL, timeout=2000)
+    finally:
+        hpc_codes.remove()
+    assert done.code == 0, done
+    tests = {one["test"]: one for one in json.loads(done.out)["tests"]}
+    assert sorted(tests) == ["allreduce", "files", "hpcc", "lammps", "pingpong"]
+    for one in tests.values():
+        assert (one["status"], one["problems"]) == ("measured", []), one
+        for metric in one["metrics"]:
+            (native,), (guest,) = metric["native"], metric["guest"]
+            assert min(native, guest) > 0, metric
+    assert _left(lab) == []
