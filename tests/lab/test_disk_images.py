@@ -93,8 +93,10 @@ srun -l sh -c 'hostname; cat /sys/class/net/vhpc0/operstate; getent hosts n1 n2 
 """
 
 
+@pytest.mark.timeout(500)
 def test_a_cloud_image_runs_jobs_with_its_own_system(lab: Lab, image: str) -> None:
-    job = lab.finish(SCRIPT, "-N2", "--mem=1200", "--vhpc-network=job", TIMEOUT, image=image)
+    job = lab.submit(SCRIPT, "-N2", "--mem=1200", "--vhpc-network=job", TIMEOUT, image=image)
+    job.wait(timeout=400)
     assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image {image}"], job.told()
     release, init, user, root, sudo, shadow, cgroup, state, *tasks = job.output().splitlines()
     assert "cloud" in release

@@ -18,7 +18,7 @@ SEND = r"""
 job=$1; shift
 cd ~/same
 says() {
-    for i in $(seq 1200); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
+    for i in $(seq 2400); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
     echo "job $job: waited in vain for '$2' in $1"; exit 1
 }
 script=/home/alice/slurm-$job.out
@@ -34,6 +34,7 @@ scancel -b -s HUP $job
 """
 
 
+@pytest.mark.timeout(900)
 def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     names = re.findall("[A-Z0-9]+", FILES["catch.py"].split("NAMES = ")[1].split("\n")[0])
     twins = submit(lab, (SOURCES / "signals.job").read_text(), "-n1", "-t 10")
