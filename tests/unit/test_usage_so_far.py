@@ -21,7 +21,16 @@ from vhpc_slurm.cli import jobs, report, seff
 from vhpc_slurm.controller.api import older, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.sofar import UsageSoFar
-from vhpc_slurm.model import Figures, Generation, GuestUsage, LeaseState, NodeUsage, SharedIo, StepUsage
+from vhpc_slurm.model import (
+    Figures,
+    Generation,
+    GuestUsage,
+    LeaseState,
+    NodeUsage,
+    SharedIo,
+    StepUsage,
+    job_usage,
+)
 
 needs_munged = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
@@ -83,6 +92,31 @@ def test_figures_of_a_silent_guest_stay_with_their_age() -> None:
     known.report(said("n1", first=GONE, second=guest(8)))
     assert shown(known) == [("n1", 60.0, 7)]
     assert shown(known, 43) == [("n1", 0.0, 8)]
+
+
+def test_shared_folders_of_an_old_image_go_on() -> None:
+    """Its agent knows no figures, but the node counts what it moves."""
+    known = UsageSoFar(lambda: 1.0)
+    old = "the agent of the image is too old to measure: rebuild the image"
+    for read in (1, 2):
+        known.report(said("n1", first=GuestUsage(0, missing=old, shared=SharedIo(read, 0))))
+    (row,) = known.of(record(42))
+    assert row.guests[0].shared == SharedIo(2, 0)
+    total = job_usage([NodeUsage(record(42).lease.generation, "n1", row.guests)])
+    assert (total.whole, total.shared) == (Figures(), SharedIo(2, 0))
+
+
+def test_what_one_guest_lacks_of_shared_folders_is_not_known_for_all() -> None:
+    generation = record(42).lease.generation
+
+    def shared(*guests: GuestUsage) -> SharedIo | None:
+        return job_usage([NodeUsage(generation, "n1", guests)]).shared
+
+    first, second = guest(1, read=3, written=4), guest(1, read=10, written=20)
+    assert shared(first, second) == SharedIo(13, 24)
+    assert shared(first, replace(second, shared=None)) is None
+    assert shared(first, GONE) == SharedIo(3, 4)
+    assert shared(GONE) is None
 
 
 def test_the_end_removes_what_was_said_before() -> None:

@@ -22,6 +22,10 @@ class _Said(Record, frozen=True):
     guests: tuple[GuestUsage, ...]
 
 
+def _has_figures(said: _Said) -> bool:
+    return any(not guest.missing for guest in said.guests)
+
+
 class UsageSoFar:
     """The last report of each node that has running jobs."""
 
@@ -38,8 +42,9 @@ class UsageSoFar:
         before = self._said.pop(request.node, {})
         now = {one.generation: _Said(self._clock(), one.guests) for one in request.used}
         for generation, said in now.items():
-            if all(guest.missing for guest in said.guests) and generation in before:
-                now[generation] = before[generation]
+            earlier = before.get(generation)
+            if earlier is not None and not _has_figures(said) and _has_figures(earlier):
+                now[generation] = earlier
         if now:
             self._said[request.node] = now
 
