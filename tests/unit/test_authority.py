@@ -28,6 +28,7 @@ OF_NODES: list[wire.Request] = [
     wire.ReportTimeline(timeline=TIMELINE),
     wire.ReportReady(generation="1.0.00000001", node="n1", state="passed"),
     usage_messages.ReportUsage(generation="1.0.00000001", node="n1", guests=()),
+    usage_messages.ReportUsageSoFar(node="n1", used=()),
     status_messages.ReportQuarantine(node="n1", devices=()),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [

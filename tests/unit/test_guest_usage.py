@@ -18,10 +18,12 @@ import pytest
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.model import FIGURE_MAX, Figures, Generation, GuestUsage
+from vhpc_slurm.model import FIGURE_MAX, Figures, Generation, GuestUsage, SharedIo
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.guest import usage, wire
 from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.guest.usage import AskedGuest
+from vhpc_slurm.node.store import kinds
 from vhpc_slurm.node.store import usage as stored
 from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout, domain_name
@@ -111,9 +113,7 @@ def test_a_teardown_keeps_what_the_guests_have_used(guest: Guest) -> None:
         layout.guest(7, index).mkdir(parents=True)
     (layout.guest(7, 0) / "root.sock").symlink_to(guest.socket)
     guest.run("true", SLURM_STEP_ID="0")
-    domains = [
-        Entry("domain", domain_name(generation, n), {"name": domain_name(generation, n)}) for n in (0, 1)
-    ]
+    domains = [Entry(f"domain:{n}", kinds.DOMAIN, {"name": domain_name(generation, n)}) for n in (0, 1)]
     teardown.keep_usage(layout, generation, domains)
     found = stored.of_node(layout.usage(generation), generation, "n1")
     assert found is not None
@@ -224,15 +224,16 @@ def test_an_agent_that_is_too_old_is_named(late_guest: Guest) -> None:
     thread = answering(late_guest, [], session=2)
     with GuestChannel.connect(late_guest.socket, WAIT_S) as channel:
         channel.hello(WAIT_S)  # or the guest counts as booting
-    (found,) = usage.of_guests([folder])
+    (found,) = usage.of_guests([AskedGuest(folder)])
     thread.join(WAIT_S)
-    assert found == GuestUsage(0, missing="the agent of the image is too old to measure: rebuild the image")
+    why = "the agent of the image is too old to measure: rebuild the image"
+    assert found == GuestUsage(0, missing=why, shared=SharedIo(0, 0))
 
 
 def test_a_guest_that_has_ended_has_no_figures(tmp_path: Path) -> None:
     began = time.monotonic()
-    folders = [tmp_path / f"g{index}" for index in range(3)]
-    found = usage.of_guests(folders)
+    asked = [AskedGuest(tmp_path / f"g{index}", None) for index in range(3)]
+    found = usage.of_guests(asked)
     assert found == tuple(GuestUsage(index, missing="the guest had ended") for index in range(3))
     assert time.monotonic() - began < WAIT_S
 

@@ -38,6 +38,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
     NodeReport,
+    SharedIo,
     Stage,
     StepUsage,
     Timeline,
@@ -125,18 +126,31 @@ def test_the_document_has_what_is_known() -> None:
 
 def test_the_figures_of_programs_are_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
     step = StepUsage("0", Figures(cpu_us=61_500_000, peak_bytes=3 << 20), tasks=4)
-    used = JobUsage(step.figures, (step,), guests=2, missing=(("n2", 0, "the guest had ended"),))
+    used = JobUsage(
+        step.figures,
+        (step,),
+        guests=2,
+        missing=(("n2", 0, "the guest had ended"),),
+        shared=SharedIo(1 << 20, 3 << 30),
+        so_far_s=75.25,
+    )
     made = replace(found(), usage=used)
     usage = json.loads(msgspec.json.encode(reportdata.document(made)))["usage"]
     assert (usage["total"]["cpu_us"], usage["total"]["rss_bytes"]) == (61_500_000, None)
     assert [(one["step"], one["tasks"], one["peak_bytes"]) for one in usage["steps"]] == [("0", 4, 3 << 20)]
     assert usage["missing"] == [{"node": "n2", "guest": 0, "why": "the guest had ended"}]
+    assert usage["shared_folders"] == {"read_bytes": 1 << 20, "written_bytes": 3 << 30}
+    assert usage["so_far"] == {"age_s": 75.2}
     reports._show(made)
     text = " ".join(capsys.readouterr().out.split())
     assert "0 4 00:01:01.50 - - 3.0 MiB - - - -" in text
     assert "no figures of guest 0 on n2: the guest had ended" in text
+    said = ("shared folders: read 1.0 MiB, written 3.0 GiB", "the job runs; figures: so far, 1m15s ago")
     page = Page(reporthtml.render(made))
     assert "00:01:01.50" in page.texts
+    for one in said:
+        assert one in text
+        assert one in page.texts
 
 
 def test_a_refusal_is_said_once() -> None:

@@ -27,6 +27,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NetworkIdentity,
     NodeUsage,
+    SharedIo,
     Stage,
     StepUsage,
     Timeline,
@@ -40,11 +41,12 @@ IMAGE = f"vhpc: image debian:latest@sha256:{'a' * 64}"
 WHOLE = Figures(
     cpu_us=6_020_000, user_us=5_900_000, system_us=120_000, peak_bytes=220_200_960, rss_bytes=110_000_000
 )
-GUEST = GuestUsage(0, WHOLE, (StepUsage("batch", WHOLE, 1), StepUsage("0", Figures(oom_kills=2), 2)), 1 << 20)
+STEPS = (StepUsage("batch", WHOLE, 1), StepUsage("0", Figures(oom_kills=2), 2))
+GUEST = GuestUsage(0, WHOLE, STEPS, 1 << 20, shared=SharedIo(1572864, 3145728))
 NODES = (NodeUsage(G, "n1", (GUEST,)), NodeUsage(G, "n2", (GuestUsage(0, missing="the guest had ended"),)))
 WORDS = (
     "usage cpu_s=6.02 user_s=5.90 system_s=0.12 peak_bytes=220200960 "
-    "largest_process_bytes=110000000 guests=1/2"
+    "largest_process_bytes=110000000 shared_read_bytes=1572864 shared_written_bytes=3145728 guests=1/2"
 )
 
 
@@ -88,8 +90,8 @@ class Vhpcd(ControllerClient):
     def acknowledge(self, ack: object) -> None:
         self.told.append(ack)
 
-    def usage(self, job_id: int) -> tuple[UsagePage, tuple[NodeUsage, ...]]:
-        assert job_id == 7
+    def usage(self, job_id: int, *, so_far: bool = False) -> tuple[UsagePage, tuple[NodeUsage, ...]]:
+        assert (job_id, so_far) == (7, False), "the comment has the figures of the end only"
         page = UsagePage(
             generation=str(G), user="alice", state=LeaseState.RELEASED, nodes=2, memory_mib=4096,
             taken=2, reported=(), more=None,
@@ -247,7 +249,7 @@ def test_figures_replace_earlier_ones_and_nothing_else(before: str, after: str) 
 
 @pytest.fixture
 def asked(site: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(ControllerClient, "usage", lambda _, job_id: Vhpcd().usage(job_id))
+    monkeypatch.setattr(ControllerClient, "usage", lambda _, job_id, **__: Vhpcd().usage(job_id))
     return site
 
 
@@ -257,12 +259,13 @@ def test_seff_compares_with_what_the_job_asked_for(
     record(tmp_path, "7|7|COMPLETED|12|4|alice|")
     assert seff.seff(asked, 7, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
-    facts = dict(line.split("  ", 1) for line in lines[:10])
+    facts = dict(line.split("  ", 1) for line in lines[:12])
     shown = {name: value.strip() for name, value in facts.items()}
     assert shown["CPU Efficiency"] == "12.54% of 00:00:48.00 core-walltime"
     assert shown["CPU Utilized"] == "00:00:06.02 (user 00:00:05.90, system 00:00:00.12)"
     assert shown["Memory Efficiency"] == "5.13% of 4.0 GiB"
     assert shown["Nodes"] == "2 (1 of 2 guests have figures)"
+    assert (shown["Figures"], shown["Shared folders"]) == ("in all", "read 1.5 MiB, written 3.0 MiB")
     rows = [line.split() for line in lines if line.startswith(("batch", "0 "))]
     assert rows[0][:3] == ["batch", "1", "00:00:06.02"]
     assert rows[1] == ["0", "2", *["-"] * 7, "2"]
@@ -278,11 +281,16 @@ def test_seff_prints_json(asked: Config, tmp_path: Path, capsys: pytest.CaptureF
     assert shown["cpu_efficiency_percent"] is None
     assert [step["step"] for step in shown["steps"]] == ["batch", "0"]
     assert [guest["missing"] for guest in shown["guests"]] == [None, "the guest had ended"]
+    shared = {"read_bytes": 1572864, "written_bytes": 3145728}
+    assert [guest["shared_folders"] for guest in shown["guests"]] == [shared, None]
+    assert (shown["shared_folders"], shown["so_far"]) == (shared, None)
 
 
-def test_seff_of_a_running_job_says_when(site: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControllerClient, "usage", lambda *_: (Vhpcd().usage(7)[0], ()))
-    with pytest.raises(UserError, match="no node has reported what job 7 has used: nodes report when"):
+def test_seff_says_when_nodes_report(site: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControllerClient, "usage", lambda *_, **__: (Vhpcd().usage(7)[0], ()))
+    with pytest.raises(
+        UserError, match="no node has reported what job 7 has used: nodes report in each health check"
+    ):
         seff.seff(site, 7, as_json=False)
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vhpc_slurm.controller.client import ControllerClient
     from vhpc_slurm.controller.wire_types import ProgressWire
 
-USED = ("CPU", "PEAK")
-"""Columns of ended jobs: CPU time of all programs, and the sum of the guests' memory peaks."""
+USED = ("CPU", "PEAK", "FIGURES")
+"""CPU time of all programs, the sum of the guests' memory peaks, and whether that is all or so far."""
 
 
 def of_job(config: Config, job_id: int) -> LeaseRecord | None:
@@ -58,34 +58,25 @@ def client(config: Config) -> ControllerClient:
 
 def ps(config: Config, *, everything: bool, as_json: bool) -> int:
     """Show the generations that this user may see; ended ones only with ``everything``."""
-    used: Mapping[str, UsedWire] = {}
-    if everything:
-        page = client(config).history()
-        chosen = [record.unpack() for record in page.records]
-        progress = {one.generation: one for one in page.progress}
-        used = {one.generation: one for one in page.used}
-    else:
-        chosen, progress = client(config).booting(live=True)
+    page = client(config).history(live=not everything)
+    chosen = [record.unpack() for record in page.records]
+    progress = {one.generation: one for one in page.progress}
+    used = {one.generation: one for one in page.used}
     if as_json:
         output.write_json([_record_json(record, progress, used) for record in chosen])
         return 0
     now = time.time()
-    rows = [_record_row(record, progress, now) for record in chosen]
-    head: tuple[str, ...] = ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", "NOTE")
-    if everything:
-        head = (*head[:-1], *USED, head[-1])
-        rows = [
-            (*row[:-1], *_used_cells(used.get(str(record.lease.generation))), row[-1])
-            for record, row in zip(chosen, rows, strict=True)
-        ]
-    output.write_table(head, rows, right=("JOB", "AGE", *USED))
+    rows = [_record_row(record, progress, used, now) for record in chosen]
+    head = ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", *USED, "NOTE")
+    output.write_table(head, rows, right=("JOB", "AGE", *USED[:2]))
     return 0
 
 
 def _used_cells(used: UsedWire | None) -> tuple[str, ...]:
     if used is None:
         return (usagerows.UNKNOWN,) * len(USED)
-    return usagerows.time_text(used.cpu_us), usagerows.size_text(used.peak_bytes)
+    of_when = "in all" if used.so_far_s is None else usagerows.so_far_text(used.so_far_s)
+    return usagerows.time_text(used.cpu_us), usagerows.size_text(used.peak_bytes), of_when
 
 
 def _nodes(record: LeaseRecord) -> list[str]:
@@ -97,7 +88,9 @@ def _holders(record: LeaseRecord) -> list[str]:
     return [node for node in record.taken if node not in record.acknowledged]
 
 
-def _record_row(record: LeaseRecord, progress: Mapping[str, ProgressWire], now: float) -> tuple[str, ...]:
+def _record_row(
+    record: LeaseRecord, progress: Mapping[str, ProgressWire], used: Mapping[str, UsedWire], now: float
+) -> tuple[str, ...]:
     lease = record.lease
     return (
         str(lease.generation.job_id),
@@ -108,6 +101,7 @@ def _record_row(record: LeaseRecord, progress: Mapping[str, ProgressWire], now: 
         output.node_list(_nodes(record)),
         output.node_list(_holders(record)) or "-",
         output.span(now - record.created),
+        *_used_cells(used.get(str(lease.generation))),
         lease.refusal
         or "; ".join(f"{node}: {note}" for node, note in record.unclean)
         or bootline.line(lease.request.guests_per_node, progress.get(str(lease.generation))),
@@ -146,7 +140,12 @@ def _record_json(
                 for node, stage, for_s in booting.doing
             ],
         },
-        "usage": used and {"cpu_us": used.cpu_us, "peak_bytes": used.peak_bytes},
+        "usage": used
+        and {
+            "cpu_us": used.cpu_us,
+            "peak_bytes": used.peak_bytes,
+            "so_far": None if used.so_far_s is None else {"age_s": round(used.so_far_s, 1)},
+        },
         "created": record.created,
         "updated": record.updated,
     }

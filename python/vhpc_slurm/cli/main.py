@@ -245,8 +245,9 @@ def timeline(
 
 @app.command(short_help="Show what a job's programs have used.")
 def seff(job_id: JobId, as_json: Json = False) -> int:
-    """Show CPU time, memory and I/O of an ended job's programs, by step, as the guests measured them.
+    """Show CPU time, memory and I/O of a job's programs, by step, as the guests measured them.
 
+    Of a running job: so far, until the last health check of its nodes.
     Users see their own jobs, root and SlurmUser all. sacct and seff only see the relays on the nodes.
     """
     from vhpc_slurm.cli import seff as efficiency

@@ -12,7 +12,7 @@ from vhpc_slurm.cli import jobs, output, reportdata, reportrows, timeline, usage
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import JobUsage, LeaseRecord, job_usage
+from vhpc_slurm.model import JobUsage, LeaseRecord
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def gather(client: ControllerClient, job_id: int) -> JobReport | None:
 
 
 def _usage(client: ControllerClient, record: LeaseRecord) -> JobUsage | None:
-    """What nodes have reported of this incarnation; they do so when it ends."""
+    """What nodes have reported of this incarnation: while it runs, and when it ends."""
     try:
-        page, nodes = client.usage(record.lease.generation.job_id)
+        page, nodes = client.usage(record.lease.generation.job_id, so_far=True)
     except UserError:
         return None
-    return job_usage(nodes) if nodes and page.generation == str(record.lease.generation) else None
+    return usagerows.of_job(page, nodes) if page.generation == str(record.lease.generation) else None
 
 
 def _write_html(found: JobReport, target: str) -> None:
@@ -103,6 +103,7 @@ def _show(found: JobReport) -> None:
     if found.usage is not None:
         print()
         usagerows.table(found.usage)
+        print(*usagerows.lines(found.usage), sep="\n")
     if said := reportdata.lines(found):
         print()
         for source, line in said:

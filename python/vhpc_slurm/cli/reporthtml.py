@@ -92,6 +92,7 @@ def content(found: JobReport) -> dict[str, Any]:
         "lines": reportdata.lines(found),
         "usage_head": usagerows.HEAD,
         "usage": [usagerows.row(step) for step in found.usage.steps] if found.usage else [],
+        "usage_lines": usagerows.lines(found.usage) if found.usage else [],
     }
 
 

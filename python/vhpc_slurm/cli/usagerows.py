@@ -3,15 +3,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm.cli import output
-from vhpc_slurm.model import Figures, JobUsage, StepUsage
+from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, SharedIo, StepUsage, job_usage
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.api.usage_messages import UsagePage
 
 UNKNOWN = "-"
 HEAD = ("STEP", "TASKS", "CPU", "USER", "SYSTEM", "PEAK", "LARGEST", "READ", "WRITTEN", "OOM")
 """Of the rows of ``row``."""
+
+
+def of_job(page: UsagePage, nodes: Sequence[NodeUsage]) -> JobUsage | None:
+    """The sum of what nodes have reported of the end, and of what others have said so far; None: nothing."""
+    generation = Generation.parse(page.generation)
+    running = [NodeUsage(generation, one.node, one.guests) for one in page.so_far]
+    if not nodes and not running:
+        return None
+    return job_usage([*nodes, *running], max((one.age_s for one in page.so_far), default=None))
 
 
 def table(used: JobUsage) -> None:
@@ -21,10 +34,35 @@ def table(used: JobUsage) -> None:
         print(f"no figures of guest {index} on {node}: {why}")
 
 
+def lines(used: JobUsage) -> list[str]:
+    """What is known of the job beside its steps."""
+    so_far = [] if used.so_far_s is None else [f"the job runs; figures: {so_far_text(used.so_far_s)}"]
+    return [f"shared folders: {shared_text(used.shared)}", *so_far]
+
+
+def so_far_text(age_s: float) -> str:
+    """How old the figures of a running job are."""
+    return f"so far, {output.span(age_s)} ago"
+
+
+def shared_text(shared: SharedIo | None) -> str:
+    """What was read from shared folders and written to them."""
+    if shared is None:
+        return "not known"
+    return f"read {output.size(shared.read_bytes)}, written {output.size(shared.written_bytes)}"
+
+
+def shared_json(shared: SharedIo | None) -> dict[str, Any] | None:
+    """The same as JSON."""
+    return None if shared is None else asdict(shared)
+
+
 def document(used: JobUsage) -> dict[str, Any]:
     """The same as JSON."""
     return {
         "total": asdict(used.whole),
+        "so_far": None if used.so_far_s is None else {"age_s": round(used.so_far_s, 1)},
+        "shared_folders": shared_json(used.shared),
         "steps": [step_json(step) for step in used.steps],
         "missing": [{"node": node, "guest": index, "why": why} for node, index, why in used.missing],
     }

@@ -126,28 +126,42 @@ class ControllerClient(Exchange):
         )
         return self._ask(body, usage_messages.UsageKept).complete
 
+    def report_usage_so_far(self, node: str, usage: Sequence[NodeUsage]) -> None:
+        """Send what all generations of a node have used until now."""
+        used = tuple(
+            usage_messages.GenerationUsage(generation=str(one.generation), guests=one.guests)
+            for one in usage[: usage_messages.MAX_GENERATIONS]
+        )
+        self._ask(usage_messages.ReportUsageSoFar(node=node, used=used), wire.Done)
+
     def report_quarantine(self, node: str, devices: Sequence[status_messages.DeviceWire]) -> None:
         """Send all devices of a node that are in quarantine."""
         shown = tuple(devices[: status_messages.MAX_DEVICES])
         self._ask(status_messages.ReportQuarantine(node=node, devices=shown), wire.Done)
 
-    def usage(self, job_id: int) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
-        """What a job's last generation has used, by node; the job's owner may ask as well.
+    def usage(
+        self, job_id: int, *, so_far: bool = False
+    ) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
+        """What a job's last generation has used in all, by node; the job's owner may ask as well.
+
+        With ``so_far`` the page has what all other nodes have said of it until now; an older vhpcd has none.
 
         Raises:
             UserError: vhpcd has no such job of this user.
         """
-        page = self._ask(usage_messages.AskUsage(job_id=job_id), usage_messages.UsagePage)
-        first, found = page, list(page.reported)
+        request = usage_messages.AskUsage(job_id=job_id, so_far=so_far)
+        page = self._ask(request, usage_messages.UsagePage)
+        first, found, running = page, list(page.reported), list(page.so_far)
         while page.more is not None:
-            page = self._ask(
-                usage_messages.AskUsage(job_id=job_id, after=page.more), usage_messages.UsagePage
-            )
+            request = msgspec.structs.replace(request, after=page.more)
+            page = self._ask(request, usage_messages.UsagePage)
             if page.generation != first.generation:
                 raise FabricError(f"job {job_id} was restarted meanwhile", hint="ask again")
             found.extend(page.reported)
+            running.extend(page.so_far)
         generation = Generation.parse(first.generation)
-        return first, tuple(NodeUsage(generation, row.node, row.guests) for row in found)
+        nodes = tuple(NodeUsage(generation, row.node, row.guests) for row in found)
+        return msgspec.structs.replace(first, so_far=tuple(running)), nodes
 
     def report_timeline(self, timeline: Timeline, report: NodeReport | None = None) -> None:
         """Send a node's timeline, and what it tells the job's owner; both replace earlier ones."""
@@ -212,9 +226,12 @@ class ControllerClient(Exchange):
         found = self._listed(wire.ListLeases(live=live, waiter=waiter, progress=True))
         return [record.unpack() for record in found.records], {one.generation: one for one in found.progress}
 
-    def history(self) -> wire.LeasePage:
-        """All leases, how far those are that boot, and what ended jobs have used."""
-        return self._listed(wire.ListLeases(progress=True, usage=True))
+    def history(self, *, live: bool = False) -> wire.LeasePage:
+        """All leases, how far those are that boot, and what jobs have used: in all, or until now.
+
+        With ``live`` only those that are not released.
+        """
+        return self._listed(wire.ListLeases(live=live, progress=True, usage=True, so_far=True))
 
     def newest(self, before: int = NEWEST) -> tuple[list[LeaseRecord], int | None]:
         """One page of leases, newest first, without timelines; and the next page's ``before``, if any."""

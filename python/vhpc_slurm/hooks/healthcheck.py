@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HealthCheckProgram: reconcile the node, and drain it when a repair fails.
+"""HealthCheckProgram: reconcile the node, drain it when a repair fails, and tell what its jobs have used.
 
 Slurm runs it before slurmd registers, then at intervals.
 """
@@ -17,7 +17,8 @@ from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile.finding import RepairResult
+from vhpc_slurm.reconcile import sofar
+from vhpc_slurm.reconcile.finding import Kind, RepairResult
 from vhpc_slurm.reconcile.run import reconcile
 
 
@@ -35,8 +36,10 @@ def run(config: Config) -> int:
         _write_metrics(config, results)
     if bad:
         common.drain(config, node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
-        return 1
-    return 0
+    if all(result.kind is not Kind.CONTROLLER for result in results):
+        # last: guests may take their time to answer
+        sofar.report(Layout(config), ControllerClient(config, patient=False), node)
+    return 1 if bad else 0
 
 
 def _tell_quarantine(config: Config, node: str) -> None:

@@ -67,6 +67,7 @@ from vhpc_slurm.model.usage import (
     GuestUsage,
     JobUsage,
     NodeUsage,
+    SharedIo,
     StepUsage,
     job_usage,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "Segment",
     "SegmentPart",
     "Share",
+    "SharedIo",
     "SiteInterface",
     "SshKeys",
     "Stage",

@@ -14,7 +14,8 @@ from vhpc_slurm.record import Record
 
 FIGURE_MAX = 2**53
 """A larger figure counts as not measured: 285 years of CPU time, 9 PB."""
-_SUM_MAX = 2**63 - 1
+SUM_MAX = 2**63 - 1
+"""What a sum is at most: JSON has no larger integers."""
 
 
 class Figures(Record, frozen=True):
@@ -27,7 +28,7 @@ class Figures(Record, frozen=True):
         peak_bytes: most memory at a time, with the cache of files and files of tmpfs. In sums: the sum of
             the peaks.
         rss_bytes: memory of the largest process. In sums: the largest of all.
-        read_bytes: read from block devices: the image and the guest's disk, not shared folders.
+        read_bytes: read from block devices: the image and the guest's disk, not shared folders (SharedIo).
         written_bytes: written to block devices.
         oom_kills: processes that were killed for memory.
     """
@@ -50,6 +51,18 @@ class StepUsage(Record, frozen=True):
     tasks: int | None = None
 
 
+class SharedIo(Record, frozen=True):
+    """What a guest has moved to and from the files of shared folders, as its node counts it.
+
+    Attributes:
+        read_bytes: read from these files. What the guest had in memory was read once.
+        written_bytes: written to them.
+    """
+
+    read_bytes: int
+    written_bytes: int
+
+
 class GuestUsage(Record, frozen=True):
     """One guest of a node.
 
@@ -59,6 +72,7 @@ class GuestUsage(Record, frozen=True):
         steps: by Slurm's name; ``other`` for programs without a step, ``ssh`` for those that ssh started.
         memory_kib: that the guest's kernel has.
         missing: why there are no figures; empty if there are some.
+        shared: shared folders. The node measures it, so it may be there when the guest has no figures.
     """
 
     index: int
@@ -66,6 +80,7 @@ class GuestUsage(Record, frozen=True):
     steps: tuple[StepUsage, ...] = ()
     memory_kib: int | None = None
     missing: str = ""
+    shared: SharedIo | None = None
 
 
 class NodeUsage(Record, frozen=True):
@@ -84,12 +99,17 @@ class JobUsage(Record, frozen=True):
         steps: of the same, in Slurm's order.
         guests: number of guests.
         missing: (node, index, why) of guests without figures.
+        shared: shared folders of these guests; None if it is not known of one.
+        so_far_s: seconds since the oldest figure was measured, if the programs may have used more since;
+            None: all figures are those of the end.
     """
 
     whole: Figures
     steps: tuple[StepUsage, ...]
     guests: int
     missing: tuple[tuple[str, int, str], ...] = ()
+    shared: SharedIo | None = None
+    so_far_s: float | None = None
 
 
 def total(figures: Iterable[Figures]) -> Figures:
@@ -100,17 +120,35 @@ def total(figures: Iterable[Figures]) -> Figures:
         values = [getattr(one, name) for one in found]
         known = [value for value in values if value is not None]
         together = max if name == "rss_bytes" else sum
-        sums[name] = min(together(known), _SUM_MAX) if known and len(known) == len(values) else None
+        sums[name] = min(together(known), SUM_MAX) if known and len(known) == len(values) else None
     return Figures(**sums)
 
 
-def job_usage(nodes: Iterable[NodeUsage]) -> JobUsage:
-    """The sum of what nodes report of one generation."""
+def whole_of(nodes: Iterable[NodeUsage]) -> Figures:
+    """The sum of all guests that have figures."""
+    return total(guest.whole for node in nodes for guest in node.guests if not guest.missing)
+
+
+def shared_of(guests: Iterable[GuestUsage]) -> SharedIo | None:
+    """The sum of guests; None if a guest that has figures lacks this one, or none has it."""
+    found = [guest.shared for guest in guests if guest.shared is not None or not guest.missing]
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return SharedIo(
+        min(sum(one.read_bytes for one in known), SUM_MAX),
+        min(sum(one.written_bytes for one in known), SUM_MAX),
+    )
+
+
+def job_usage(nodes: Iterable[NodeUsage], so_far_s: float | None = None) -> JobUsage:
+    """The sum of what nodes report of one generation; ``so_far_s`` as in JobUsage."""
+    reported = list(nodes)
     whole: list[Figures] = []
     steps: dict[str, list[StepUsage]] = {}
     missing: list[tuple[str, int, str]] = []
     guests = 0
-    for node in nodes:
+    for node in reported:
         for guest in node.guests:
             guests += 1
             if guest.missing:
@@ -120,7 +158,8 @@ def job_usage(nodes: Iterable[NodeUsage]) -> JobUsage:
             for step in guest.steps:
                 steps.setdefault(step.step, []).append(step)
     summed = [_step(name, found) for name, found in steps.items()]
-    return JobUsage(total(whole), tuple(sorted(summed, key=_order)), guests, tuple(missing))
+    shared = shared_of(guest for node in reported for guest in node.guests)
+    return JobUsage(total(whole), tuple(sorted(summed, key=_order)), guests, tuple(missing), shared, so_far_s)
 
 
 def _step(name: str, found: list[StepUsage]) -> StepUsage:

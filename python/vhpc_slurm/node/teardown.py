@@ -36,9 +36,10 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
-    domains = [entry for entry in journal.held() if entry.kind == kinds.DOMAIN]
+    held = journal.held()
+    domains = [entry for entry in held if entry.kind == kinds.DOMAIN]
     if domains:
-        keep_usage(layout, journal.generation, domains)
+        keep_usage(layout, journal.generation, held)
     if domains and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, domains)
@@ -80,12 +81,12 @@ def _release(
     return tuple(record for failure in quarantined for record in failure.records)
 
 
-def keep_usage(layout: Layout, generation: Generation, domains: Sequence[Entry]) -> None:
-    """Ask the guests what their programs have used: with them the figures go.
+def keep_usage(layout: Layout, generation: Generation, held: Sequence[Entry]) -> None:
+    """Ask the guests in the journal what their programs have used: with them the figures go.
 
     Nobody waits for accounting: what fails here is only missing there.
     """
-    found = usage.of_guests(layout.guest_of(domain.data["name"]) for domain in domains)
+    found = usage.of_guests(usage.held_guests(layout, held))
     try:
         stored_usage.keep(layout.usage(generation), found)
     except OSError as err:

@@ -117,7 +117,7 @@ def words(used: JobUsage, boot_s: float | None = None) -> str:
     figures = used.whole
     found = [
         *_seconds(figures),
-        *(f"{name}={value}" for name, value in _bytes(figures) if value is not None),
+        *(f"{name}={value}" for name, value in (*_bytes(figures), *_shared(used)) if value is not None),
         *([] if figures.oom_kills is None else [f"oom_kills={figures.oom_kills}"]),
         f"guests={used.guests - len(used.missing)}/{used.guests}",
         *([] if boot_s is None else [f"boot_s={boot_s:.1f}"]),
@@ -128,6 +128,15 @@ def words(used: JobUsage, boot_s: float | None = None) -> str:
 def _seconds(figures: Figures) -> list[str]:
     named = (("cpu_s", figures.cpu_us), ("user_s", figures.user_us), ("system_s", figures.system_us))
     return [f"{name}={value / 1e6:.2f}" for name, value in named if value is not None]
+
+
+def _shared(used: JobUsage) -> tuple[tuple[str, int | None], ...]:
+    if used.shared is None:
+        return ()
+    return (
+        ("shared_read_bytes", used.shared.read_bytes),
+        ("shared_written_bytes", used.shared.written_bytes),
+    )
 
 
 def _bytes(figures: Figures) -> tuple[tuple[str, int | None], ...]:

@@ -48,6 +48,7 @@ def speaker(request: wire.Request) -> str | None:
             wire.Acknowledge()
             | wire.ReportReady()
             | usage_messages.ReportUsage()
+            | usage_messages.ReportUsageSoFar()
             | status_messages.ReportQuarantine()
         ):
             return request.node

@@ -12,10 +12,12 @@ from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import usage_messages
 from vhpc_slurm.controller.api.progress import Progress
+from vhpc_slurm.controller.api.sofar import UsageSoFar
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer, job_usage
+from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer
+from vhpc_slurm.model.usage import whole_of
 
 PAGE = 100
 """Rows of a page at most."""
@@ -58,22 +60,34 @@ async def progress(
     return msgspec.structs.replace(page, progress=tuple(found))
 
 
-async def used(executor: LeaseExecutor, store: LeaseStore, page: wire.LeasePage) -> wire.LeasePage:
-    """The page, with what those of its jobs have used whose nodes have reported it, as they do at the end."""
+async def used(
+    executor: LeaseExecutor, store: LeaseStore, page: wire.LeasePage, known: UsageSoFar | None
+) -> wire.LeasePage:
+    """The page, with what those of its jobs have used whose nodes have reported it, as they do at the end.
+
+    With ``known`` also running jobs until now.
+    """
     found = []
     for packed in page.records:
-        generation = packed.unpack().lease.generation
+        record = packed.unpack()
+        generation = record.lease.generation
         reported, full = list[NodeUsage](), True
         while full:
             after = reported[-1].node if reported else ""
             rows = await executor.write(store.usage.page, generation, after, PAGE)
             reported.extend(rows)
             full = len(rows) == PAGE
+        ended = {one.node for one in reported}
+        running = [one for one in known.of(record) if one.node not in ended] if known else []
+        reported.extend(NodeUsage(generation, one.node, one.guests) for one in running)
         if reported:
-            whole = job_usage(reported).whole
+            whole = whole_of(reported)
             found.append(
                 usage_messages.UsedWire(
-                    generation=str(generation), cpu_us=whole.cpu_us, peak_bytes=whole.peak_bytes
+                    generation=str(generation),
+                    cpu_us=whole.cpu_us,
+                    peak_bytes=whole.peak_bytes,
+                    so_far_s=max((one.age_s for one in running), default=None),
                 )
             )
     return msgspec.structs.replace(page, used=tuple(found))
@@ -102,9 +116,10 @@ async def usage(
     executor: LeaseExecutor,
     store: LeaseStore,
     request: usage_messages.AskUsage,
+    known: UsageSoFar,
     viewer: Viewer | None = None,
 ) -> usage_messages.UsagePage:
-    """A page of what nodes report of a job's last generation.
+    """A page of what nodes report of a job's last generation; ``known`` is what others have said so far.
 
     Raises:
         UserError: there is no such job, or ``viewer`` may not see it.
@@ -125,9 +140,12 @@ async def usage(
             "the job had no guests, or it ended long ago",
             f"see: sacct -X -o AdminComment%500 -j {request.job_id}",
         )
-    numbered = [
-        (at, usage_messages.NodeUsageWire(node=row.node, guests=row.guests)) for at, row in enumerate(rows)
-    ]
+    by_node: dict[str, usage_messages.NodeUsageWire | usage_messages.SoFarWire] = {}
+    if request.so_far:
+        by_node = {one.node: one for one in known.of(record) if one.node > request.after}
+    by_node |= {row.node: usage_messages.NodeUsageWire(node=row.node, guests=row.guests) for row in rows}
+    # Rows of the database end at the limit, so nodes behind as many are of a later page.
+    numbered = list(enumerate(by_node[node] for node in sorted(by_node)))[: _limit(viewer)]
     page, more = _fill(numbered, _limit(viewer))
     memory = [part.memory_mib for part in record.lease.allocation.nodes]
     return usage_messages.UsagePage(
@@ -137,8 +155,9 @@ async def usage(
         nodes=len(memory),
         memory_mib=sum(memory) if all(memory) else 0,
         taken=taken,
-        reported=page,
+        reported=tuple(one for one in page if isinstance(one, usage_messages.NodeUsageWire)),
         more=None if more is None else page[-1].node,
+        so_far=tuple(one for one in page if isinstance(one, usage_messages.SoFarWire)),
     )
 
 

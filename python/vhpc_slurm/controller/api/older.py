@@ -23,7 +23,7 @@ import msgspec
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.record import Record
 
-VERSION = 10
+VERSION = 11
 """The protocol of this vhpc."""
 OLDEST = 9
 """The earliest protocol that it still reads: that of the previous release."""
@@ -58,8 +58,15 @@ ADDED: tuple[Added, ...] = (
     Added(10, "status", ("quarantine",), needed=False),
     # an older vhpcd would begin with the oldest lease
     Added(10, "leases", ("before",)),
-    Added(10, "leases", ("usage",), needed=False),
-    Added(10, "leases", ("used",), needed=False),
+    Added(11, "leases", ("usage",), needed=False),
+    Added(11, "leases", ("used",), needed=False),
+    Added(11, "leases", ("so_far",), needed=False),
+    # in AskUsage, and in its answer; and what a web server asks
+    Added(11, "usage", ("so_far",), needed=False),
+    Added(11, "as-user", ("request", "so_far"), needed=False),
+    Added(11, "usage", ("reported", EACH, "guests", EACH, "shared"), needed=False),
+    # in ReportUsage
+    Added(11, "used", ("guests", EACH, "shared"), needed=False),
 )
 """Fields that are newer than ``OLDEST``."""
 

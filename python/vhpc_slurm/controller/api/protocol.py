@@ -29,7 +29,14 @@ import msgspec
 
 from vhpc_slurm.controller.api import older
 from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
-from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage, UsedWire
+from vhpc_slurm.controller.api.usage_messages import (
+    AskUsage,
+    ReportUsage,
+    ReportUsageSoFar,
+    UsageKept,
+    UsagePage,
+    UsedWire,
+)
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     NodeGroup,
@@ -150,7 +157,7 @@ class ListLeases(Wire, frozen=True, tag="leases", omit_defaults=True):
     """Leases after ``after``, oldest first; with ``before`` one page of earlier ones, newest first.
 
     ``waiter`` is another name of a job; ``progress`` asks how far jobs that boot are, ``usage`` what
-    ended ones have used.
+    ended ones have used, with ``so_far`` also running ones until now.
     """
 
     after: Serial = 0
@@ -160,6 +167,7 @@ class ListLeases(Wire, frozen=True, tag="leases", omit_defaults=True):
     progress: bool = False
     before: Serial | None = None
     usage: bool = False
+    so_far: bool = False
 
 
 class ListTimelines(Wire, frozen=True, tag="timelines"):
@@ -220,6 +228,7 @@ Request = (
     | Acknowledge
     | ReportTimeline
     | ReportUsage
+    | ReportUsageSoFar
     | AskUsage
     | ReportReady
     | ReportQuarantine

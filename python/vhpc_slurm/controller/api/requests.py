@@ -15,6 +15,7 @@ from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.quarantine import Quarantine
+from vhpc_slurm.controller.api.sofar import UsageSoFar
 from vhpc_slurm.controller.api.starting import Starting
 from vhpc_slurm.controller.api.status_messages import (
     AlarmWire,
@@ -69,6 +70,7 @@ class Requests:
         self._database = database
         self._began = time.monotonic()
         self._progress = Progress()
+        self._so_far = UsageSoFar()
         self.quarantine = Quarantine()
 
     async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
@@ -119,13 +121,21 @@ class Requests:
                 answer = await self._keep(request)
             case wire.ReportReady():
                 answer = await starting.ready(request)
-            case ReportQuarantine():
-                self.quarantine.report(request)
+            case ReportQuarantine() | usage_messages.ReportUsageSoFar():
+                self._remember(request)
             case wire.AskStatus():
                 answer = await self._status()
             case wire.Fence() | wire.ClearKey() | wire.TellFabric():
                 answer = await self._operate(request, uid)
         return answer
+
+    def _remember(self, request: ReportQuarantine | usage_messages.ReportUsageSoFar) -> None:
+        """What nodes repeat in each health check: it is in memory only."""
+        match request:
+            case ReportQuarantine():
+                self.quarantine.report(request)
+            case usage_messages.ReportUsageSoFar():
+                self._so_far.report(request)
 
     async def _operate(self, request: wire.Fence | wire.ClearKey | wire.TellFabric, uid: int) -> wire.Answer:
         match request:
@@ -139,9 +149,9 @@ class Requests:
 
     async def _keep(self, request: usage_messages.ReportUsage) -> wire.Answer:
         usage = NodeUsage(Generation.parse(request.generation), request.node, request.guests)
-        return usage_messages.UsageKept(
-            complete=await self._executor.write(self._leases.nodes.keep_usage, usage)
-        )
+        complete = await self._executor.write(self._leases.nodes.keep_usage, usage)
+        self._so_far.ended(request.generation, request.node)
+        return usage_messages.UsageKept(complete=complete)
 
     async def _list(self, request: wire.OfUsers, viewer: Viewer | None) -> wire.Answer:
         executor, store = self._executor, self._leases.store
@@ -155,13 +165,15 @@ class Requests:
                 page = await listing.leases(executor, store, request, viewer)
                 if request.progress:
                     page = await listing.progress(executor, store, page, self._progress)
-                return await listing.used(executor, store, page) if request.usage else page
+                if request.usage:
+                    page = await listing.used(executor, store, page, self._so_far if request.so_far else None)
+                return page
             case wire.ListTimelines():
                 return await listing.timelines(executor, store, request, viewer)
             case wire.ListReports():
                 return await listing.reports(executor, store, request, viewer)
             case usage_messages.AskUsage():
-                return await listing.usage(executor, store, request, viewer)
+                return await listing.usage(executor, store, request, self._so_far, viewer)
             case AskTrouble():
                 return await self._trouble(viewer)
 

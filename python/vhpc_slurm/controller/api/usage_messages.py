@@ -10,6 +10,9 @@ import msgspec
 from vhpc_slurm.controller.wire_types import Wire
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, GuestUsage, LeaseState
 
+MAX_GENERATIONS = 1024
+"""Generations of a node in a report."""
+
 
 class ReportUsage(Wire, frozen=True, tag="used"):
     """A node: what a generation has used in its guests."""
@@ -19,11 +22,29 @@ class ReportUsage(Wire, frozen=True, tag="used"):
     guests: Annotated[tuple[GuestUsage, ...], msgspec.Meta(max_length=MAX_GUESTS_PER_NODE)]
 
 
+class GenerationUsage(Wire, frozen=True):
+    """What a generation has used in the guests of a node."""
+
+    generation: str
+    guests: Annotated[tuple[GuestUsage, ...], msgspec.Meta(max_length=MAX_GUESTS_PER_NODE)]
+
+
+class ReportUsageSoFar(Wire, frozen=True, tag="used-so-far"):
+    """A node: what its generations have used until now, in place of what it has said before."""
+
+    node: str
+    used: Annotated[tuple[GenerationUsage, ...], msgspec.Meta(max_length=MAX_GENERATIONS)]
+
+
 class AskUsage(Wire, frozen=True, tag="usage"):
-    """The owner of a job, or an operator: what nodes after ``after`` have reported of its last generation."""
+    """The owner of a job, or an operator: what nodes after ``after`` have reported of its last generation.
+
+    With ``so_far`` also what nodes have said of it that have not reported its end.
+    """
 
     job_id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
     after: str = ""
+    so_far: bool = False
 
 
 class UsageKept(Wire, frozen=True, tag="used"):
@@ -39,12 +60,24 @@ class NodeUsageWire(Wire, frozen=True):
     guests: tuple[GuestUsage, ...]
 
 
+class SoFarWire(Wire, frozen=True):
+    """What a generation had used in the guests of a node ``age_s`` seconds before the answer."""
+
+    node: str
+    age_s: float
+    guests: tuple[GuestUsage, ...]
+
+
 class UsedWire(Wire, frozen=True):
-    """What all programs of a generation have used, as far as its guests have figures."""
+    """What all programs of a generation have used, as far as its guests have figures.
+
+    ``so_far_s``: seconds since the oldest figure was measured, if the end of a node is not among them.
+    """
 
     generation: str
     cpu_us: int | None
     peak_bytes: int | None
+    so_far_s: float | None = None
 
 
 class UsagePage(Wire, frozen=True, tag="usage"):
@@ -57,8 +90,9 @@ class UsagePage(Wire, frozen=True, tag="usage"):
         nodes: number of its nodes.
         memory_mib: of the job on all of its nodes; 0: not known.
         taken: number of nodes that took the lease, and so may have had guests.
-        reported: a page of what they report.
+        reported: a page of what they report at the end.
         more: the next ``after``, None at the end.
+        so_far: of the nodes of this page that have not reported the end.
     """
 
     generation: str
@@ -69,3 +103,4 @@ class UsagePage(Wire, frozen=True, tag="usage"):
     taken: int
     reported: tuple[NodeUsageWire, ...]
     more: str | None
+    so_far: tuple[SoFarWire, ...] = ()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs have used in the guests of a node: asked of their agents before the guests end.
+"""What programs have used in the guests of a node: asked of their agents while the guests run.
 
-The guest's root can make the agent answer anything, so all is bounded here.
+The guest's root can make the agent answer anything, so all is bounded here. What guests have moved to and
+from shared folders is counted on the node, by the daemons that serve these folders.
 """
 
 from __future__ import annotations
@@ -9,16 +10,23 @@ from __future__ import annotations
 import errno
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.model import FIGURE_MAX, Figures, GuestUsage, StepUsage
-from vhpc_slurm.model.usage import total
+from vhpc_slurm.model import FIGURE_MAX, Figures, GuestUsage, SharedIo, StepUsage
+from vhpc_slurm.model.usage import SUM_MAX, total
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of, number
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.process import ProcessRef
+from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import printable
 
 STEPS_MAX = 256
@@ -28,7 +36,9 @@ ROWS_MAX = STEPS_MAX + 2
 NODE_STEPS_MAX = 1024
 """Rows of all guests of a node: their report fits into one message to vhpcd."""
 ASK_S = 2.0
-"""For all guests of a node together: the teardown waits meanwhile."""
+"""For all guests of a node together: the teardown, or the health check, waits meanwhile."""
+AT_ONCE = 16
+"""Guests that are asked at a time, so that a silent one does not use up the time of the others."""
 CONNECT_S = 0.1
 """To reach a shim, which answers at once; also what a guest gets when the time for all of them is over."""
 _NAME = re.compile(rb"[a-z0-9+]{1,31}")
@@ -36,25 +46,78 @@ _TASKS_MAX = 2**31
 _WHY_MAX = 200
 
 
-def of_guests(folders: Iterable[Path]) -> tuple[GuestUsage, ...]:
-    """Ask the guests with these run folders; one that does not answer has the reason instead of figures."""
+class AskedGuest(Record, frozen=True):
+    """A guest of this node: its run folder, and its daemons of shared folders (None: not all are known)."""
+
+    folder: Path
+    daemons: tuple[ProcessRef, ...] | None = ()
+
+
+def held_guests(layout: Layout, held: Sequence[Entry]) -> list[AskedGuest]:
+    """The guests of a generation, from its journal."""
+    found = []
+    for domain in held:
+        if domain.kind != kinds.DOMAIN:
+            continue
+        folder = layout.guest_of(domain.data["name"])
+        mark = f"process:{folder.name}:"
+        own = [
+            entry.data
+            for entry in held
+            if entry.kind == kinds.PROCESS
+            and entry.key.startswith(mark)
+            and entry.data.get("role") == "virtiofsd"
+        ]
+        known = all("pid" in data for data in own)  # a Prolog may have been killed before it wrote the pid
+        refs = tuple(ProcessRef(data["pid"], data["started"]) for data in own) if known else None
+        found.append(AskedGuest(folder, refs))
+    return found
+
+
+def of_guests(asked: Sequence[AskedGuest], most_steps: int = NODE_STEPS_MAX) -> tuple[GuestUsage, ...]:
+    """Ask these guests, many at a time; one that does not answer within ASK_S has the reason instead.
+
+    ``most_steps`` is for all of them together.
+    """
+    if not asked:
+        return ()
     until = time.monotonic() + ASK_S
-    found: list[GuestUsage] = []
-    for folder in folders:
-        index = int(folder.name.removeprefix("g"))
-        try:
-            with GuestChannel.connect(folder / ROOT_SOCKET, CONNECT_S) as channel:
-                channel.hello(max(CONNECT_S, until - time.monotonic()), wait_for_boot=False)
-                found.append(ask(channel, index, max(CONNECT_S, until - time.monotonic())))
-        except ChannelRefusedError as err:
-            old = err.errno == errno.ENOSYS
-            why = "the agent of the image is too old to measure: rebuild the image" if old else err.line()
-            found.append(GuestUsage(index, missing=printable(why)[:_WHY_MAX]))
-        except ChannelError as err:
-            found.append(GuestUsage(index, missing=printable(err.line())[:_WHY_MAX]))
-        except VhpcError:
-            found.append(GuestUsage(index, missing="the guest had ended"))
-    return tuple(folded(guest, max(1, NODE_STEPS_MAX // len(found))) for guest in found)
+    if len(asked) == 1:
+        found = [_of_guest(asked[0], until)]
+    else:
+        with ThreadPoolExecutor(min(len(asked), AT_ONCE)) as pool:
+            found = list(pool.map(lambda one: _of_guest(one, until), asked))
+    return tuple(folded(guest, max(1, most_steps // len(found))) for guest in found)
+
+
+def _of_guest(asked: AskedGuest, until: float) -> GuestUsage:
+    index = int(asked.folder.name.removeprefix("g"))
+    try:
+        with GuestChannel.connect(asked.folder / ROOT_SOCKET, CONNECT_S) as channel:
+            channel.hello(max(CONNECT_S, until - time.monotonic()), wait_for_boot=False)
+            found = ask(channel, index, max(CONNECT_S, until - time.monotonic()))
+    except ChannelRefusedError as err:
+        old = err.errno == errno.ENOSYS
+        why = "the agent of the image is too old to measure: rebuild the image" if old else err.line()
+        found = GuestUsage(index, missing=printable(why)[:_WHY_MAX])
+    except ChannelError as err:
+        found = GuestUsage(index, missing=printable(err.line())[:_WHY_MAX])
+    except VhpcError:
+        found = GuestUsage(index, missing="the guest had ended")
+    return replace(found, shared=_shared(asked.daemons))
+
+
+def _shared(daemons: Sequence[ProcessRef] | None) -> SharedIo | None:
+    """What the daemons have read and written; None if one of them has ended or is not known.
+
+    They serve one guest each, and read and write little else: a few kilobytes when they start.
+    """
+    counts = [process.transferred(one) for one in daemons or ()]
+    known = [one for one in counts if one is not None]
+    if daemons is None or len(known) < len(counts):
+        return None
+    read, written = (min(sum(one[which] for one in known), SUM_MAX) for which in (0, 1))
+    return SharedIo(read, written)
 
 
 def folded(guest: GuestUsage, most: int) -> GuestUsage:

@@ -204,6 +204,20 @@ def alive(ref: ProcessRef) -> bool:
     return start_time(ref.pid) == ref.started
 
 
+def transferred(ref: ProcessRef) -> tuple[int, int] | None:
+    """Bytes that a process has read and written by system calls, from proc(5)'s io: rchar and wchar.
+
+    None if it has ended, or the kernel does not count them.
+    """
+    try:
+        lines = Path(f"/proc/{ref.pid}/io").read_text().splitlines()
+        counts = dict(line.split(": ", 1) for line in lines)
+        found = int(counts["rchar"]), int(counts["wchar"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if alive(ref) else None
+
+
 def killed_by(ref: ProcessRef) -> int:
     """The signal that ended a child; 0 if it lives, has ended by itself, or is not a child."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,11 @@ def keep(path: Path, guests: Sequence[GuestUsage]) -> None:
     """
     merged = {guest.index: guest for guest in read(path)}
     for guest in guests:
-        if not guest.missing or guest.index not in merged:
+        before = merged.get(guest.index)
+        if before is None:
             merged[guest.index] = guest
+        elif not guest.missing:
+            merged[guest.index] = replace(guest, shared=guest.shared or before.shared)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.replace(path, msgspec.json.encode([merged[index] for index in sorted(merged)]))
 
