@@ -39,7 +39,7 @@ int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t g
                size_t size)
 {
     char device[256];
-    char real[PATH_MAX];
+    char real[PATH_MAX] = "";
     if (!mountpoint_allowed(path)) {
         (void)snprintf(text, size,
                        "a disk cannot be mounted on %.200s, a directory of the guest's own system",
@@ -55,11 +55,9 @@ int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t g
     if (mountpoint_has(path, "ext4", device))
         return 0;
     int rc = mountpoint_make(path, real);
-    if (rc == 0 && strcmp(real, path) != 0) {
-        (void)snprintf(
-            text, size,
-            "in this image symbolic links lead from %.160s to %.160s: name that directory", path,
-            real);
+    if ((rc == 0 || rc == -EINVAL) && real[0] != '\0' && strcmp(real, path) != 0) {
+        (void)snprintf(text, size, "links of the image lead from %.160s to %.160s: choose another",
+                       path, real);
         return -ELOOP;
     }
     /* noinit_itable: the kernel must not fill the disk with tables that nobody needs */

@@ -111,6 +111,11 @@ def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
         (line,) = [line for line in done.err.splitlines() if "vhpc" in line]
         assert option in line
         assert says in line
+    job = lab.finish("echo up", "-w", "n1", "--vhpc-disk=64M:/var/run/own")
+    assert job.show()["JobState"] == "FAILED"
+    one_line(
+        job, "could not be set up on n1: .*: links of the image lead from /var/run/own to /run/own: choose"
+    )
     for place in ("/scratch", "/scratch/alice"):
         job = lab.finish("echo up", "-w", "n1", f"--vhpc-disk=64M:{place}")
         assert job.show()["JobState"] == "FAILED"
