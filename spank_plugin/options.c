@@ -8,6 +8,7 @@
 
 #include "bounds.h"
 #include "image.h"
+#include "mountpoint.h"
 #include "text.h"
 
 /* Largest --vhpc-mem-reserve and --vhpc-disk: 16 TiB in MiB, more than any node has. */
@@ -17,12 +18,12 @@
     "(without suffix: M), as in " example
 
 /*
- * SIZE[K,M,G,T] -> whole MiB, at least least_mib.  A plain number is MiB, as in Slurm's --mem; a
- * size in K is rounded up, so that never less is reserved than was asked for.
+ * SIZE[K,M,G,T] of length bytes -> whole MiB, at least least_mib.  A plain number is MiB, as in
+ * Slurm's --mem; a size in K is rounded up, so that never less is reserved than was asked for.
  */
-static bool parse_size(const char *text, uint64_t least_mib, char value[VHPC_VALUE_SIZE])
+static bool parse_size(const char *text, size_t length, uint64_t least_mib,
+                       char value[VHPC_VALUE_SIZE])
 {
-    size_t length = strlen(text);
     uint64_t number;
     unsigned shift = 20;
 
@@ -46,13 +47,25 @@ static bool parse_size(const char *text, uint64_t least_mib, char value[VHPC_VAL
 static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
     *why = SIZE_EXPECTED("1M", "--vhpc-mem-reserve=2G");
-    return parse_size(text, 1, value);
+    return parse_size(text, strlen(text), 1, value);
 }
 
+/* SIZE[:/MOUNT/POINT] */
 static bool parse_disk(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
-    *why = SIZE_EXPECTED("64M", "--vhpc-disk=20G");
-    return parse_size(text, VHPC_DISK_MIN_MIB, value);
+    size_t length = strcspn(text, ":");
+    size_t used;
+
+    *why = SIZE_EXPECTED("64M", "--vhpc-disk=20G or --vhpc-disk=20G:/scratch");
+    if (!parse_size(text, length, VHPC_DISK_MIN_MIB, value))
+        return false;
+    if (text[length] == '\0')
+        return true;
+    if (!vhpc_mount_point_check(text + length + 1, why))
+        return false;
+    used = strlen(value);
+    snprintf(value + used, VHPC_VALUE_SIZE - used, "%s", text + length);
+    return true;
 }
 
 static bool parse_batch(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
@@ -309,14 +322,22 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
     [VHPC_DISK] =
         {
             .name = "vhpc-disk",
-            .arginfo = "SIZE",
+            .arginfo = "SIZE[:/MOUNT/POINT]",
             .variable = "VHPC_DISK",
-            .usage = "disk of each guest for what the job writes outside of shared folders [KMGT] "
-                     "(default unit: M)",
+            .usage = "disk of each guest, for what the job writes outside of shared folders or at "
+                     "the mount point only [KMGT] (default unit: M)",
             .detail =
-                "Size of a disk that each guest gets on the storage of its node. What the job "
-                "writes outside of shared folders (/tmp, /var, installed packages) goes to this "
-                "disk; without the option it goes to memory of the guest, half of it at most. The "
+                "Size of a disk that each guest gets on the storage of its node. With a size "
+                "alone, what the job writes outside of shared folders (/tmp, /var, installed "
+                "packages) goes to this disk; without the option it goes to memory of the guest, "
+                "half of it at most. With a mount point, as in 20G:/scratch, the disk is mounted "
+                "at this directory, and only what the job writes there goes to it. The directory "
+                "is made if the image lacks it, belongs to the user with mode 0700 (/tmp and "
+                "/var/tmp: to root, with mode 1777), and what the image has there cannot be seen. "
+                "The mount point is an absolute path of letters, digits and the characters / . _ "
+                "+ -, at most 255, without . or .. as a part. It cannot be /, /var or /var/lib, "
+                "nor on or below /bin, /boot, /dev, /etc, /home, /lib*, /proc, /run, /sbin, /sys "
+                "or /usr, nor above, on or below the home or a shared folder. The "
                 "space is reserved when the job starts and free again when it ends; then the disk "
                 "and all files on it are gone. A whole number with the suffix K, M, G or T; "
                 "without suffix it is MiB, as for --mem. At least 64 MiB. The site sets the "

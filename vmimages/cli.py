@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from vmimages import labels
 from vmimages import recipe as recipes
 from vmimages.errors import BuildError
 from vmimages.host import BuildStep, say
@@ -64,6 +65,7 @@ class Options:
     mirror: str | None
     security_mirror: str | None
     refresh: bool
+    label: list[str]
     as_json: bool
 
 
@@ -133,6 +135,13 @@ def _parse(argv: Sequence[str] | None) -> Options:
         help="mirror of Debian's security updates, likewise",
     )
     add("--refresh", action="store_true", help="ignore the cache and install current packages")
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of the image; again for more",
+    )
     add("--json", action="store_true", dest="as_json", help="print the result as JSON")
     return Options(**vars(parser.parse_args(argv)))
 
@@ -147,6 +156,7 @@ def _default_cache() -> Path:
 
 def _build(options: Options) -> dict[str, Any]:
     recipe = _recipe(options)
+    given = labels.parse(options.label)
     init = program("vhpc-init", options.init)
     agent = program("vhpc-agent", options.agent)
     agent_version = version(agent)
@@ -159,7 +169,7 @@ def _build(options: Options) -> dict[str, Any]:
             "initrd": Blob(INITRD_TYPE, initrd(made, init, agent, recipe.root.source_date_epoch)),
             "root": Blob(ROOT_TYPES[recipe.root.format], made.root),
         }
-        manifest = _manifest(recipe, made, agent_version)
+        manifest = _manifest(recipe, made, agent_version, given)
         published = publish(options.output, recipe.image.name, recipe.image.tag, manifest, blobs)
     result = _result(recipe, made, published, blobs)
     if options.own:
@@ -192,10 +202,18 @@ def _recipe(options: Options) -> Recipe:
     return replace(recipe, image=image, debian=debian)
 
 
-def _manifest(recipe: Recipe, made: Base, agent_version: str) -> dict[str, Any]:
-    """The manifest without its blobs; docs/image-format.md explains the keys, all of which must be there."""
+def _manifest(recipe: Recipe, made: Base, agent_version: str, given: dict[str, str]) -> dict[str, Any]:
+    """The manifest without its blobs; docs/image-format.md explains the keys, all of which must be there.
+
+    ``given`` are labels of the command line.
+    """
     image = recipe.image
     now = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    own = {
+        "vhpc/kernel-release": made.kernel_release,
+        "vhpc/recipe": image.name,
+        "vhpc/suite": recipe.debian.suite,
+    }
     return {
         "schema": SCHEMA,
         "agent_version": agent_version,
@@ -205,11 +223,7 @@ def _manifest(recipe: Recipe, made: Base, agent_version: str) -> dict[str, Any]:
         "drivers": {name: made.driver_versions.get(name, "") for name in image.drivers},
         "firmware": image.firmware,
         "init": image.init,
-        "labels": {
-            "vhpc/kernel-release": made.kernel_release,
-            "vhpc/recipe": image.name,
-            "vhpc/suite": recipe.debian.suite,
-        },
+        "labels": labels.joined(given, own),
         "min_cpus": image.min_cpus,
         "min_memory_mib": image.min_memory_mib,
         "process": {"arguments": [], "entrypoint": [], "environment": {}, "user": "", "working_dir": ""},

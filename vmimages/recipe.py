@@ -34,6 +34,7 @@ RESERVED_PARAMETERS = frozenset(
         "root",
         "rootfstype",
         "rootflags",
+        "vhpc.agent.disk",
         "vhpc.disk",
         "vhpc.init",
         "vhpc.root",

@@ -182,11 +182,14 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
 int fabric_tick(struct agent *a, long long now, bool *work);
 void fabric_forget(struct agent *a, const struct session *s);
 
-/* identity.c, mount.c: 0, or -errno with one line in text */
+/* identity.c, mount.c, disk.c: 0, or -errno with one line in text */
 struct identity;
 int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size);
 int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,
                 char *text, size_t size);
+/* Mount the guest's disk at a directory, for this user. */
+int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t gid, char *text,
+               size_t size);
 
 /* hostcall.c: command clients of this guest */
 int callers_listen(struct agent *a);
@@ -198,8 +201,11 @@ uint32_t calls_alive(const struct session *s);
 
 /* system.c, port.c */
 void system_mount_all(void);
-/* Where sysfs is: /sys, unless the kernel command line names another directory. */
-const char *system_sysfs(void);
+/*
+ * The absolute path that a word of the kernel command line gives, such as "vhpc.agent.disk=". False
+ * if there is no such word, or the path does not fit.
+ */
+bool system_parameter(const char *word, char *path, size_t size);
 /* Have the kernel kill a program that uses up the memory soon; for a guest's own agent. */
 void system_prevent_thrashing(void);
 _Noreturn void system_poweroff(void);

@@ -283,6 +283,10 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         if (r->mount_tag == NULL || r->mount_path == NULL)
             break;
         return mount_share(a, r->mount_tag, r->mount_path, r->read_only != 0, text, size);
+    case VHPC_OP_DISK:
+        if (r->mount_path == NULL || r->who.uid == 0)
+            break;
+        return mount_disk(a, r->mount_path, r->who.uid, r->who.gid, text, size);
     case VHPC_OP_READY:
     case VHPC_OP_INFO:
     case VHPC_OP_USAGE:

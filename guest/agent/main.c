@@ -283,7 +283,9 @@ int main(int argc, char **argv)
     raise_file_limit();
     if (agent.is_init) {
         system_mount_all();
-        agent.sysfs = system_sysfs();
+        static char sysfs[256];
+        if (system_parameter("vhpc.agent.sysfs=", sysfs, sizeof sysfs))
+            agent.sysfs = sysfs;
     }
     if (agent.system) {
         load_image_env(&agent);

@@ -75,19 +75,22 @@ void system_mount_all(void)
     check_tmp();
 }
 
-const char *system_sysfs(void)
+bool system_parameter(const char *word, char *path, size_t size)
 {
-    static const char word[] = "vhpc.agent.sysfs=";
-    static char line[4096]; /* COMMAND_LINE_SIZE of x86 is 2048 */
+    char line[4096]; /* COMMAND_LINE_SIZE of x86 is 2048 */
+    const size_t length = strlen(word);
     int fd = open("/proc/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, line, sizeof line - 1);
     if (fd >= 0)
         (void)close(fd);
     line[n > 0 ? n : 0] = '\0';
-    for (char *rest = line, *p; (p = strsep(&rest, " \t\n")) != NULL;)
-        if (strncmp(p, word, sizeof word - 1) == 0 && p[sizeof word - 1] == '/')
-            return p + sizeof word - 1;
-    return "/sys";
+    for (char *rest = line, *p; (p = strsep(&rest, " \t\n")) != NULL;) {
+        if (strncmp(p, word, length) != 0 || p[length] != '/' || strlen(p + length) >= size)
+            continue;
+        memcpy(path, p + length, strlen(p + length) + 1);
+        return true;
+    }
+    return false;
 }
 
 /*

@@ -66,7 +66,7 @@ int main(int argc, char **argv)
     load_modules(MODULES_ALWAYS);
     if (options.verity.blocks != 0)
         load_modules(MODULES_FOR_VERITY);
-    if (options.disk[0] != '\0')
+    if (options.disk[0] != '\0' || options.mounted_disk[0] != '\0')
         load_modules(MODULES_FOR_DISK);
     agent_is_init = strcmp(options.init, "agent") == 0;
     mount_root(&options);

@@ -79,6 +79,8 @@ void mount_root(const struct init_options *options)
         snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);
         mount_or_die("tmpfs", RW_DIR, "tmpfs", 0, data);
     }
+    if (options->mounted_disk[0] != '\0')
+        wait_for_device(options->mounted_disk, options->rootwait_s); /* the agent does not wait */
     mkdir_or_die(RW_DIR "/upper");
     mkdir_or_die(RW_DIR "/work");
     mount_or_die("overlay", NEW_ROOT, "overlay", 0,

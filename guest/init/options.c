@@ -57,6 +57,10 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         return copy_value(options->rootfstype, word, value, error, error_size);
     if (strcmp(word, "vhpc.disk") == 0)
         return copy_value(options->disk, word, value, error, error_size);
+    /* The agent mounts it; an older vhpc-init ignores it, and the agent beside it says that it is
+     * too old. */
+    if (strcmp(word, "vhpc.agent.disk") == 0)
+        return copy_value(options->mounted_disk, word, value, error, error_size);
     if (strcmp(word, "vhpc.overlay_size") == 0)
         return copy_value(options->overlay_size, word, value, error, error_size);
     if (strcmp(word, "vhpc.rootwait") == 0)
@@ -75,7 +79,7 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         }
         return copy_value(options->init, word, value, error, error_size);
     }
-    /* The agent may have parameters of its own; all others must be known here. */
+    /* The agent may have further parameters of its own; all others must be known here. */
     if (strncmp(word, "vhpc.agent.", strlen("vhpc.agent.")) == 0)
         return 0;
     snprintf(error, error_size, "%s= on the kernel command line is unknown", word);

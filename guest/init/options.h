@@ -17,8 +17,10 @@ struct init_options {
                                        default 50% */
     char disk[OPTION_SIZE]; /* vhpc.disk=, block device with an ext4 for the writable layer in place
                                of the tmpfs; default none */
-    struct verity verity;   /* vhpc.verity=, blocks and root hash of the root; default none */
-    unsigned rootwait_s;    /* vhpc.rootwait=, seconds to wait for a block device, default 30 */
+    char mounted_disk[OPTION_SIZE]; /* vhpc.agent.disk=, block device with an ext4 that the agent
+                                       mounts; default none */
+    struct verity verity; /* vhpc.verity=, blocks and root hash of the root; default none */
+    unsigned rootwait_s;  /* vhpc.rootwait=, seconds to wait for a block device, default 30 */
 };
 
 /*

@@ -187,6 +187,7 @@ enum vhpc_op {
     VHPC_OP_SSH = 10,
     VHPC_OP_NAT = 16,
     VHPC_OP_USAGE = 24,
+    VHPC_OP_DISK = 32,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

@@ -33,6 +33,7 @@ def one_input(data: bytes) -> None:
         with contextlib.suppress(ChannelError):
             channel.hello()
             channel.identity("n1", name="alice", uid=2001, gid=2001)
+            channel.disk("/scratch", 2001, 2001)
             channel.mount("home", "/home")
             channel.fabric((0x9000, 0x7FFF), (0x02CC100000000000,), 1.0)
             channel.topology("<system/>")

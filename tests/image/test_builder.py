@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from vmimages import recipe
+from vmimages import labels, recipe
 from vmimages.cli import INITRD_TYPE, KERNEL_TYPES, ROOT_TYPES
 from vmimages.errors import BuildError
 from vmimages.recipe import RESERVED_PARAMETERS, Recipe
-from vmimages.store import Blob, publish
+from vmimages.store import Blob, canonical, publish
 
 from vhpc_slurm.catalog import manifest, resolve, verify_blob
 from vhpc_slurm.model import ImageRef
@@ -208,7 +208,17 @@ def build(*arguments: object, path: str | None = None) -> subprocess.CompletedPr
 def test_help_names_every_option() -> None:
     done = build("--help")
     assert done.returncode == 0
-    for option in ("--output", "--agent", "--init", "--tag", "--cache", "--mirror", "--refresh", "--json"):
+    for option in (
+        "--output",
+        "--agent",
+        "--init",
+        "--tag",
+        "--cache",
+        "--mirror",
+        "--refresh",
+        "--label",
+        "--json",
+    ):
         assert option in done.stdout
 
 
@@ -240,6 +250,44 @@ def test_a_failing_tool_is_quoted_and_leaves_nothing(tmp_path: Path, standin: Pa
     assert [p.suffix for p in (tmp_path / "k").iterdir()] == [".lock"]
 
 
+def labels_of(catalog: Path, digest: str) -> dict[str, str]:
+    raw = (catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json").read_bytes()
+    whole = manifest.decode_whole(raw)
+    assert isinstance(whole, manifest.Manifest)
+    return whole.labels
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "x", "=y", "", "A=b", "a b=c", "vhpc/recipe=x", "a=two\nlines", "a=\x1b[1m", "-a=b", "ä=b",
+        "a" * 129 + "=", "a=" + "b" * 1025,
+    ],
+)  # fmt: skip
+def test_what_is_no_label_is_refused_before_the_build(tmp_path: Path, label: str) -> None:
+    done = build(RECIPES[0], "--output", tmp_path / "c", f"--label={label}")
+    assert done.returncode == 1
+    assert "is not a label: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_manifest_can_have_the_labels_that_are_accepted() -> None:
+    own = {f"vhpc/{n}": "" for n in range(3)}
+    most = labels.parse([f"{'k' * 125}{n:03}={'v' * 1024}" for n in range(61)])
+    whole = fields(labels=labels.joined(most, own)) | {
+        field: {"media_type": kind, "sha256": "0" * 64, "size": 1}
+        for field, kind in (
+            ("kernel", KERNEL_TYPES["vmlinux"]),
+            ("initrd", INITRD_TYPE),
+            ("root", ROOT_TYPES["erofs"]),
+        )
+    }
+    manifest.decode_manifest(canonical(whole))
+    with pytest.raises(BuildError, match="62 labels are too many: at most 61"):
+        labels.joined(most | {"one": "more"}, own)
+
+
 def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: Path, init: Path) -> None:
     path = CHECKOUT / "vmimages/recipes/debian-minimal.toml"
     archive, security = "http://a.example/debian", "http://a.example/security"
@@ -265,6 +313,14 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     assert (first["image"], first["changed"], first["base_cached"]) == ("debian-minimal:13", True, True)
     assert (again["digest"], again["changed"]) == (first["digest"], False)
     assert image.digest == first["digest"]
+    own = {"vhpc/kernel-release": "6.12.0", "vhpc/recipe": "debian-minimal", "vhpc/suite": "trixie"}
+    assert labels_of(tmp_path / "c", image.digest) == own
     assert image.manifest.schema == 2
     assert image.manifest.agent_version == "0.0.1"
+    given = ("--label", "team/owner=für alle", "--label", "a=1", "--label", "a=2")
+    labelled = json.loads(build(*command, *given, path="/usr/bin").stdout)
+    assert labelled["changed"]
+    assert labels_of(tmp_path / "c", labelled["digest"]) == own | {"team/owner": "für alle", "a": "2"}
+    other = json.loads(build(*command, *given[4:], *given[:2], path="/usr/bin").stdout)
+    assert (other["digest"], other["changed"]) == (labelled["digest"], False), "in any order"
     assert image.manifest.cmdline == f"cryptomgr.notests no_timer_check vhpc.verity=1:{'0' * 64}"

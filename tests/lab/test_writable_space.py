@@ -51,6 +51,78 @@ def test_a_job_writes_more_to_its_disk_than_its_guest_has_memory(lab: Lab) -> No
     assert lab.run("n1", "ls", DISKS).out == ""
 
 
+def test_a_disk_is_mounted_where_the_job_asks_for_it(lab: Lab) -> None:
+    script = """
+    stat -c '%U %G %a' /local/own
+    ls -A /local/own | wc -l
+    awk '$2 == "/local/own" { print $1, $3 }' /proc/mounts
+    df -B1M --output=size /local/own | tail -n 1
+    df -B1M --output=size,target / /tmp | tail -n +2
+    free -m | awk '/Mem:/ { print $2 }'
+    used=$(df -B1M --output=used / | tail -n 1)
+    dd if=/dev/zero of=/local/own/all bs=1M 2>&1 | grep -o 'No space left on device'
+    du -m /local/own/all | cut -f 1
+    [ "$(df -B1M --output=used / | tail -n 1)" -le $((used + 8)) ] && echo the root is as it was
+    rm /local/own/all && echo again > /local/own/new && cat /local/own/new
+    sudo sh -c 'echo mine > /usr/bin/own; cat /usr/bin/own'
+    echo up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done
+    """
+    job = lab.submit(script, "-w", "n1", "--mem=768", f"--vhpc-disk={SIZE_MIB}M:/local/own")
+    runs(lab, job)
+    (file,) = lab.run("n1", "ls", DISKS).out.split()
+    assert file.startswith(f"vhpc-{job.id}-")
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
+    (owner, entries, mount, size, root, tmp, memory, *rest) = job.output().splitlines()
+    assert (owner, entries, mount) == ("alice alice 700", "0", "/dev/vdb ext4")
+    assert SIZE_MIB * 0.9 < int(size) <= SIZE_MIB
+    assert [line.split()[1] for line in (root, tmp)] == ["/", "/"]
+    assert int(root.split()[0]) <= int(memory) // 2 + 1, "the root's changes are in memory"
+    assert int(memory) < 512
+    (full, written, *rest) = rest
+    assert full == "No space left on device"
+    assert int(memory) < int(written) <= SIZE_MIB, "more than the guest could have kept in memory"
+    assert rest == ["the root is as it was", "again", "mine", "up"]
+    settled(lab)
+    assert lab.run("n1", "ls", DISKS).out == ""
+
+
+def test_each_guest_has_its_own_disk_for_all_of_its_users(lab: Lab) -> None:
+    script = """
+    srun -l sh -c 'stat -c "%U %a" /tmp; grep -c " /tmp ext4 " /proc/mounts; hostname > /tmp/name
+        cat /tmp/name; sudo -u nobody touch /tmp/of-nobody; ls /tmp'
+    """
+    options = ("-w", "n1", "-n2", "--mem=1G", "--vhpc-guests-per-node=2", "--vhpc-disk=64M:/tmp")
+    job = lab.finish(script, *options)
+    assert job.show()["JobState"] == "COMPLETED", job.output()
+    lines = sorted(job.output().splitlines())
+    expected = ["root 1777", "1", "n1-g{}", "name", "of-nobody"]
+    assert lines == sorted(f"{task}: {line.format(task)}" for task in (0, 1) for line in expected)
+    settled(lab)
+    assert lab.run("n1", "ls", DISKS).out == ""
+
+
+def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
+    for place, says in (("/etc/x", "belongs to the guest's system"), ("/a/../etc", "an absolute path")):
+        option = f"--vhpc-disk=64M:{place}"
+        words = ("sbatch", "--vhpc-image=x", option, "--wrap=:")
+        done = lab.run("login", *words, user="alice", check=False)
+        assert done.code != 0
+        (line,) = [line for line in done.err.splitlines() if "vhpc" in line]
+        assert option in line
+        assert says in line
+    job = lab.finish("echo up", "-w", "n1", "--vhpc-disk=64M:/var/run/own")
+    assert job.show()["JobState"] == "FAILED"
+    one_line(
+        job, "could not be set up on n1: .*: links of the image lead from /var/run/own to /run/own: choose"
+    )
+    for place in ("/scratch", "/scratch/alice"):
+        job = lab.finish("echo up", "-w", "n1", f"--vhpc-disk=64M:{place}")
+        assert job.show()["JobState"] == "FAILED"
+        one_line(job, rf"^vhpc: a disk cannot be mounted at {place}, because guests have the shared folder /")
+    settled(lab)
+
+
 def test_a_disk_that_cannot_be_had_fails_the_job_in_one_line(lab: Lab) -> None:
     done = lab.run(
         "login", "sbatch", "--vhpc-image=x", "--vhpc-disk=63M", "--wrap=:", user="alice", check=False
@@ -142,12 +214,13 @@ def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> Non
 
 
 def test_a_script_is_a_recipe_of_an_image(lab: Lab) -> None:
-    option = "--vhpc-save=own/made"
-    job = lab.finish("sudo sh -c 'echo made by a script > /etc/made'", "-w", "n1", option)
+    options = ("--vhpc-save=own/made", "--vhpc-disk=64M:/local")
+    script = "echo of this job > /local/file && sudo sh -c 'echo made by a script > /etc/made'"
+    job = lab.finish(script, "-w", "n1", *options)
     assert job.accounted("State,ExitCode") == ["COMPLETED", "0:0"], job.output()
     assert re.search(r"^own/made:latest sha256:[0-9a-f]{64}$", job.output(), re.M)
-    again = lab.finish("cat /etc/made", "-w", "n1", image="own/made")
-    assert again.output() == "made by a script\n"
+    again = lab.finish("cat /etc/made; ls -A /local && echo empty", "-w", "n1", image="own/made")
+    assert again.output() == "made by a script\nempty\n"
     failed = lab.finish("exit 3", "-w", "n1", "--vhpc-save=own/not-made")
     assert failed.accounted("ExitCode") == ["3:0"]
     assert "vhpc: the guest is not saved as own/not-made:latest, because the script failed" in failed.output()

@@ -165,6 +165,44 @@ static void a_disk_has_at_least_64_mib(void **unused)
         is_refused(VHPC_DISK, bad[i]);
 }
 
+static void a_disk_may_have_a_mount_point(void **unused)
+{
+    char longest[3 + VHPC_MOUNT_POINT_MAX + 1] = "64:/";
+
+    (void)unused;
+    becomes(VHPC_DISK, "20G:/scratch", "20480:/scratch");
+    becomes(VHPC_DISK, "64:/tmp", "64:/tmp");
+    becomes(VHPC_DISK, "64:/var/tmp", "64:/var/tmp");
+    becomes(VHPC_DISK, "64:/var/lib/docker", "64:/var/lib/docker");
+    becomes(VHPC_DISK, "64:/homes/.a_b+c-d/E9", "64:/homes/.a_b+c-d/E9");
+    becomes(VHPC_DISK, "64:/...", "64:/...");
+    memset(longest + 4, 'x', VHPC_MOUNT_POINT_MAX - 1);
+    becomes(VHPC_DISK, longest, longest);
+}
+
+static void other_mount_points_are_refused(void **unused)
+{
+    static const char *const bad[] = {
+        "64:",           "64:scratch",     "64:/",         "64://",         "64:/a/",
+        "64:/a//b",      "64:/.",          "64:/..",       "64:/a/./b",     "64:/a/../b",
+        "64:/a/..",      "64:/a b",        "64:/a,b",      "64:/a:b",       "64:/a\n",
+        "64:/a\x1b[1m",  "64:/\xc3\xa4",   "64:/a\\b",     "64:/a\"b",      "64:/a%j",
+        "64:/a*",        "64:/$HOME",      ":/scratch",    "/scratch",      "63:/scratch",
+        "1.5G:/scratch", "17T:/scratch",   "64 :/scratch", "64: /scratch",  "64:64:/scratch",
+        "64:/proc",      "64:/proc/1",     "64:/sys",      "64:/dev/shm",   "64:/run",
+        "64:/run/vhpc",  "64:/etc",        "64:/etc/a",    "64:/usr/local", "64:/boot",
+        "64:/home",      "64:/home/alice", "64:/lib64/a",  "64:/bin",       "64:/sbin",
+        "64:/var",       "64:/var/lib",    "64:/lib",      "64:/lib32",     "64:/libx32/a",
+    };
+    char too_long[3 + VHPC_MOUNT_POINT_MAX + 2] = "64:/";
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_DISK, bad[i]);
+    memset(too_long + 4, 'x', VHPC_MOUNT_POINT_MAX);
+    is_refused(VHPC_DISK, too_long);
+}
+
 static void a_saved_image_is_in_the_users_own_catalogue(void **unused)
 {
     static const char *const bad[] = {
@@ -331,6 +369,8 @@ int main(void)
         cmocka_unit_test_setup(parts_of_a_mib_are_rounded_up, forget),
         cmocka_unit_test_setup(other_sizes_are_refused, forget),
         cmocka_unit_test_setup(a_disk_has_at_least_64_mib, forget),
+        cmocka_unit_test_setup(a_disk_may_have_a_mount_point, forget),
+        cmocka_unit_test_setup(other_mount_points_are_refused, forget),
         cmocka_unit_test_setup(a_saved_image_is_in_the_users_own_catalogue, forget),
         cmocka_unit_test_setup(batch_is_guest_or_host, forget),
         cmocka_unit_test_setup(a_timeout_is_1_to_3600_seconds, forget),

@@ -167,10 +167,12 @@ def prepared(
     nat: bool = False,
     site: bool = False,
     disk_mib: int | None = None,
+    disk_mount: str = "",
 ) -> BootRig:
     """A boot whose plan is reserved."""
     image = publish(layout)
-    job = lease(image, guests=guests, segment=segment, nat=nat, site=site, disk_mib=disk_mib)
+    more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount}
+    job = lease(image, guests=guests, segment=segment, nat=nat, site=site, **more)
     monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers())
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)

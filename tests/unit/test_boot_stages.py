@@ -16,7 +16,7 @@ from stepd import needs_root
 from vhpc_slurm.cli import plan as cli_plan
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices
-from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.model import GuestPlan, NodePlan
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start
@@ -28,6 +28,7 @@ from vhpc_slurm.node.host.confine import DisturbedError
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.journal import Stopped
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING
 
 layout = boot_layout
@@ -112,6 +113,54 @@ def test_a_disk_is_made_before_all_guests_and_given_to_qemu(
         assert " vhpc.disk=/dev/vdb" in xml
     assert resources.release_all(layout, rig.work.journal, keep=("domain", "memory", "cgroup", "image")) == []
     assert list(layout.disks.iterdir()) == []
+
+
+def test_a_mounted_disk_is_the_agents_to_mount_before_all_else(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = prepared(layout, monkeypatch, disk_mib=64, disk_mount="/local")
+    peer = Agent()
+    connect(monkeypatch, peer)
+    run(rig)
+    assert peer.asked == ["hello", "disk", "identity", "mount", "ready"]
+    (xml,) = rig.hypervisor.domains
+    assert " vhpc.agent.disk=/dev/vdb" in xml
+    assert " vhpc.disk=" not in xml
+    stages = {stage.name: stage.detail for stage in rig.work.recorder.timeline().stages}
+    assert stages["disks"] == "1 of 64 MiB, mounted at /local"
+
+
+def test_an_image_with_an_older_agent_gets_no_mounted_disk(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = prepared(layout, monkeypatch, disk_mib=64, disk_mount="/local")
+    connect(monkeypatch, Agent("disk", ChannelRefusedError("guest operation disk failed", 38, "unknown")))
+    with pytest.raises(UserError) as raised:
+        run(rig)
+    assert raised.value.line() == (
+        "image tiny:1 cannot mount a disk at /local: its agent is older than --vhpc-disk=SIZE:/MOUNT/POINT "
+        "(build or import the image again, or use --vhpc-disk=SIZE)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mount", "fits"),
+    [("/scratch/a", False), ("/scratch", False), ("/scratch/a/b/c", False), ("/scratch/ab", True)],
+)
+def test_no_disk_is_mounted_over_or_in_a_shared_folder(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, *, mount: str, fits: bool
+) -> None:
+    rig = prepared(layout, monkeypatch)
+    asked = replace(rig.work.lease.request, disk_mib=64, disk_mount=mount)
+    case = node_plan.of_lease(replace(rig.work.lease, request=asked), NODE, SHARES, NOTHING, NodeDevices())
+    made = node_plan.make(rig.work.layout, case)
+    if fits:
+        assert isinstance(made, NodePlan)
+        assert [guest.disk_mount for guest in made.guests] == [mount]
+    else:
+        assert isinstance(made, Refusal)
+        line = made.error().line()
+        assert line.startswith(f"a disk cannot be mounted at {mount}, because guests have the shared folder")
 
 
 def test_disks_that_the_node_has_no_space_for_fail_the_job(

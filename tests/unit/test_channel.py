@@ -101,6 +101,7 @@ def test_control_operations_answer(guest: Guest) -> None:
             commands=["srun"],
         )
         channel.mount("home", "/home/alice")
+        channel.disk("/scratch", 2001, 2001)
         info = channel.ready()
         assert info.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert info.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
@@ -123,6 +124,12 @@ def test_a_refusal_says_why_and_the_channel_goes_on(guest: Guest) -> None:
         with pytest.raises(ChannelRefusedError, match="cannot be mounted on") as caught:
             channel.mount("t", "/etc")
         assert caught.value.errno == 22
+        for path in ("/", "/var", "/usr/lib/x", "/proc", "/a/../etc", "/a//b", "a", "/a/"):
+            with pytest.raises(ChannelRefusedError, match="a disk cannot be mounted on") as caught:
+                channel.disk(path, 2001, 2001)
+            assert caught.value.errno == 22
+        with pytest.raises(ChannelRefusedError, match="no field that this operation needs"):
+            channel.disk("/scratch", 0, 0)
         assert channel.ping() < 5
 
 

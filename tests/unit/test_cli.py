@@ -251,6 +251,29 @@ def test_a_plan_for_people_shows_arithmetic_and_sharing(vhpc: Vhpc, public_dir: 
     assert "note: site '/proc' is a place of the guest's own system: not shared" in out
 
 
+def test_a_plan_shows_where_a_disk_is_mounted(vhpc: Vhpc) -> None:
+    wish = (
+        "plan",
+        "--image",
+        "tiny:1",
+        "--cpus",
+        "0-1",
+        "--memory",
+        "1001",
+        "--user",
+        "daemon",
+        "--chdir",
+        "/",
+    )
+    (guest,) = vhpc.json(*wish, "--disk", "1G:/local")["guests"]
+    assert (guest["disk_mib"], guest["disk_mount"]) == (1024, "/local")
+    assert "1024 MiB, mounted at /local, " in vhpc(*wish, "--disk", "1024:/local")
+    (guest,) = vhpc.json(*wish, "--disk", "64")["guests"]
+    assert (guest["disk_mib"], guest["disk_mount"]) == (64, "")
+    for disk in ("63", "1G:", "1G:local", "1G:/etc/a", "17T"):
+        vhpc(*wish, "--disk", disk, code=2)
+
+
 def test_a_refusal_has_all_reasons_and_the_deciding_status(vhpc: Vhpc) -> None:
     argv = ("plan", "--image", "tiny:1", "--cpus", "0,9", "--memory", "400")
     refused = vhpc.json(*argv, code=1)["refused"]

@@ -70,9 +70,11 @@ def test_without_a_name_the_owner_decides(
 
 def test_options_of_the_builder_are_passed(started: list[str], tmp_path: Path) -> None:
     words = ["--refresh", "--mirror", "http://a", "--security-mirror", "http://b", "--json"]
+    words += ["--label", "team/owner=a b", "--label", "x="]
     build("debian-minimal", "--catalog", str(tmp_path), *words, "--cache", "c", "--agent", "g", "--init", "i")
     mirrors = ["--mirror=http://a", "--security-mirror=http://b"]
-    others = ["--cache=c", "--agent=g", "--init=i", "--refresh", "--json"]
+    others = ["--cache=c", "--agent=g", "--init=i", "--label=team/owner=a b", "--label=x="]
+    others += ["--refresh", "--json"]
     assert started[3:] == [f"--output={tmp_path}", *mirrors, *others]
 
 

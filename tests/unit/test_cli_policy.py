@@ -112,6 +112,15 @@ MORE = """
 max_mib = 4096
 [network]
 allowed = ["none", "job"]
+[shares]
+site = ["/software"]
+
+[[policy]]
+name = "local"
+users = ["carol"]
+shares = ["home"]
+default_disk_mib = 256
+default_disk_mount = "/local"
 
 [[policy]]
 name = "gpu"
@@ -161,6 +170,12 @@ def test_explain_shows_limits_and_whose_defaults(capsys: pytest.CaptureFixture[s
         (["--disk", "1G"], ""),
         (["--disk", "1025"], "it permits disks up to 1024 MiB, the job asks for 1025"),
         (["--disk", "2t"], "the job asks for 2097152"),
+        (["--disk", "1G:/local"], ""),
+        (["--disk", "1025:/local"], "it permits disks up to 1024 MiB, the job asks for 1025"),
+        (
+            ["--disk", "1G:/software/local"],
+            "a disk cannot be mounted at /software/local, because guests have the shared folder /software",
+        ),
         (["--guests-per-node", "3"], "it permits 2 guests on a node"),
         (["--batch", "host"], "it does not permit the batch script on the host"),
         (["--timeout", "3600", "--vfs", "256"], ""),
@@ -177,7 +192,13 @@ def test_options_beyond_a_limit_are_refused(
 
 @pytest.mark.usefixtures("limits")
 def test_what_cannot_be_read_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--disk", "much"], ["--guests-per-node", "two"]):
+    for words in (
+        ["--disk", "much"],
+        ["--disk", "63"],
+        ["--disk", "1G:/etc"],
+        ["--disk", "1G:x"],
+        ["--guests-per-node", "two"],
+    ):
         assert main(["policy", "check", *words]) == 2, "contrib/cli_filter.lua refuses only at status 1"
     assert capsys.readouterr().out == ""
 
@@ -211,3 +232,27 @@ def test_whatever_applies_later_was_possible_before(
     choices = [(value,) if value is not None else (*WORDS, "") for value in (partition, account, qos)]
     later = {applying(rules, Subject("u", *values)) for values in product(*choices)}
     assert later <= set(possible(rules, Subject("u", partition, account, qos)))
+
+
+@pytest.mark.usefixtures("limits")
+def test_check_and_explain_say_where_a_disk_is_mounted(capsys: pytest.CaptureFixture[str]) -> None:
+    def gets(*more: str) -> list[tuple[str, object, str]]:
+        assert main(["policy", "check", "--user", "carol", "--json", *more]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        return [(one["option"], one["value"], one["from"]) for one in row["gets"] if "disk" in one["option"]]
+
+    rule = "policy rule 'local'"
+    assert gets() == [("disk_mib", 256, rule), ("disk_mount", "/local", rule)]
+    assert gets("--disk", "1G") == [("disk_mib", 1024, "the job")]
+    assert gets("--disk", "1G:/data") == [("disk_mib", 1024, "the job"), ("disk_mount", "/data", "the job")]
+    assert gets("--disk", "1G:/software") == [
+        ("disk_mib", 1024, "the job"),
+        ("disk_mount", "/software", "the job"),
+    ], "guests of this rule have no folder of the site"
+    assert main(["policy", "explain", "--user", "carol"]) == 0
+    assert "disk=256M:/local" in capsys.readouterr().out
+    assert main(["policy", "explain", "--user", "carol", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["defaults"]["disk_mib"] == [
+        {"value": 256, "rule": "local", "certain": True, "mount": "/local"}
+    ]

@@ -143,6 +143,12 @@ def test_an_iommu_that_remaps_interrupts_translates_no_dma(image: str, last: str
     assert "intel_iommu=off" not in kernel_cmdline("", "erofs")
 
 
+def test_a_disk_is_below_the_root_or_for_the_agent() -> None:
+    assert kernel_cmdline("", "erofs", disk=True).split()[-1] == "vhpc.disk=/dev/vdb"
+    assert kernel_cmdline("", "erofs", disk=True, mounted=True).split()[-1] == "vhpc.agent.disk=/dev/vdb"
+    assert "disk" not in kernel_cmdline("", "erofs", mounted=True)
+
+
 # As QEMU 10.0 numbers them: the largest apic-id of its CPUs, by QMP.
 APIC_IDS = {
     (1, 1, 255, 1): 254,

@@ -11,6 +11,8 @@ from lease_records import LEASE
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.config.disks import Disks
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.model import (
     Allocation,
@@ -138,3 +140,24 @@ def test_a_disk_has_at_most_the_size_that_the_site_permits() -> None:
     assert rules.oversized(request(), Config()) == ""
     none = rules.oversized(replace(job, disk_mib=64), Config())
     assert none.startswith("--vhpc-disk is not allowed here")
+
+
+@pytest.mark.parametrize(
+    ("mount", "folder"),
+    [
+        ("", ""),
+        ("/local", ""),
+        ("/software", "/software"),
+        ("/software/x86", "/software"),
+        ("/data", "/data/sets"),
+        ("/data/other", ""),
+        ("/soft", ""),
+    ],
+)
+def test_a_disk_is_not_mounted_where_all_guests_have_a_folder(mount: str, folder: str) -> None:
+    site = Config(shares=Shares(site=("/software/", "/data/sets")))
+    line = rules.misplaced(request(disk_mib=64, disk_mount=mount), site)
+    assert bool(line) is bool(folder)
+    assert not folder or f"because guests have the shared folder {folder} (--vhpc-disk=" in line
+    none = Config(shares=site.shares, policy=(Rule(name="a", shares=("home",)),))
+    assert rules.misplaced(request(disk_mib=64, disk_mount=mount), none) == "", "they do not have it"

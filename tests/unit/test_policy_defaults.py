@@ -56,6 +56,21 @@ def test_the_first_rule_that_sets_a_default_gives_it() -> None:
     assert found.defaults == (("network", "alice"), ("disk_mib", "all"), ("guests_per_node", "all"))
 
 
+def test_a_default_disk_has_the_mount_point_of_its_rule() -> None:
+    config = site(
+        Rule(name="bob", users=("bob",), default_disk_mib=64, default_disk_mount="/local"),
+        Rule(name="alice", users=("alice",), default_disk_mib=128),
+    )
+    found = with_defaults(config, job(user="bob"))
+    assert (found.disk_mib, found.disk_mount, found.defaults) == (64, "/local", (("disk_mib", "bob"),))
+    assert found.fixed() == job(user="bob").fixed()
+    plain = with_defaults(config, job())
+    assert (plain.disk_mib, plain.disk_mount) == (128, "")
+    for own in ("", "/data"):
+        kept = job(user="bob", disk_mib=512, disk_mount=own)
+        assert with_defaults(config, kept) == kept
+
+
 def test_what_the_user_gives_wins() -> None:
     config = site(
         Rule(
@@ -143,6 +158,13 @@ def test_functions_that_slurm_counts_are_limited_too() -> None:
         ("batch = []", "length >= 1"),
         ("max_guests_per_node = 65", "<= 64"),
         ("default_disk_mib = 1", ">= 64"),
+        ("default_disk_mount = '/local'", "default_disk_mount = '/local', but no default_disk_mib"),
+        ("default_disk_mib = 64\ndefault_disk_mount = '/usr/a'", "belongs to the guest's system"),
+        ("default_disk_mib = 64\ndefault_disk_mount = 'a'", "an absolute path"),
+        (
+            "default_disk_mib = 64\ndefault_disk_mount = '/s'\n[shares]\nsite = ['/s/x']",
+            "'/s', but guests have the shared folder /s/x (shares.site)",
+        ),
         ("default_image = 'x'", "unknown field `default_image`"),
     ],
 )

@@ -115,6 +115,24 @@ def test_newer_fields_are_left_out_or_stop_the_message() -> None:
         older.rewrite(red, NEWER - 1, added)
 
 
+@pytest.mark.parametrize("version", range(older.OLDEST, 10))
+def test_a_peer_that_ignores_mount_points_gets_no_job_with_one(version: int) -> None:
+    """It would put the disk below the root; a list only shows the job."""
+
+    def as_sent(kind: str, mount: str) -> bytes:
+        asked = {"request": {"disk_mib": 64, "disk_mount": mount}}
+        if kind == "leases":
+            return msgspec.json.encode({"type": kind, "records": [{"lease": asked}]})
+        return msgspec.json.encode({"type": kind, **(asked if kind == "open" else {"lease": asked})})
+
+    for kind in ("open", "lease"):
+        assert b"disk_mount" not in older.rewrite(as_sent(kind, ""), version)
+        with pytest.raises(FabricError, match=r"does not know (lease\.)?request\.disk_mount.*'/scratch'"):
+            older.rewrite(as_sent(kind, "/scratch"), version)
+    assert b"disk_mount" not in older.rewrite(as_sent("leases", "/scratch"), version)
+    assert b"disk_mount" in older.rewrite(as_sent("lease", "/scratch"), 10)
+
+
 def test_a_vhpcd_never_answers_in_an_unknown_version(vhpcd: Vhpcd) -> None:
     vhpcd.start()
     fields = {"message": "request", "version": 1, "nonce": os.urandom(16).hex(), "body": {"type": "status"}}

@@ -14,7 +14,14 @@ import pytest
 from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, run_c, values
 
 from vhpc_slurm import config
-from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
+from vhpc_slurm.config.disks import (
+    MAX_DISK_MIB,
+    MIN_DISK_MIB,
+    MOUNT_POINT_MAX,
+    PLACES,
+    TREES,
+    mount_point_refusal,
+)
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import CHOICES, LEAST_MTU, Network
 from vhpc_slurm.domain import boot
@@ -35,7 +42,7 @@ ENUMERATOR = re.compile(r"^ {4}(\w+) = ", re.MULTILINE)
 @pytest.fixture(scope="module")
 def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Values of all enumerators of protocol.h, and of single ones of other headers."""
-    bounds = "TIMEOUT_MAX_S VFS_MAX GUESTS_MAX DISK_MIN_MIB IMAGE_PART_MAX"
+    bounds = "TIMEOUT_MAX_S VFS_MAX GUESTS_MAX DISK_MIN_MIB MOUNT_POINT_MAX IMAGE_PART_MAX"
     headers = {
         "protocol.h": ["VHPC_PROTOCOL_MIN", "VHPC_PROTOCOL_MAX", *ENUMERATOR.findall(PROTOCOL)],
         "fabric.h": ["FABRIC_WAIT_MAX_MS"],
@@ -181,7 +188,7 @@ int main(int argc, char **argv)
 
 def accepted(folder: Path, *arguments: str) -> list[str]:
     """What the plugin makes of values of the option with this variable; without arguments, all variables."""
-    sources = tuple(PLUGIN / name for name in ("image.c", "options.c", "text.c"))
+    sources = tuple(PLUGIN / name for name in ("image.c", "mountpoint.c", "options.c", "text.c"))
     return run_c(folder, OPTIONS_PROBE, *arguments, sources=sources).splitlines()
 
 
@@ -223,6 +230,23 @@ def test_all_programs_agree_on_the_guests_of_a_node(constants: dict[str, int]) -
 
 def test_disks_have_the_same_least_size(constants: dict[str, int]) -> None:
     assert constants["VHPC_DISK_MIN_MIB"] == MIN_DISK_MIB
+
+
+def test_mount_points_of_disks_are_the_same(constants: dict[str, int], tmp_path: Path) -> None:
+    assert constants["VHPC_MOUNT_POINT_MAX"] == MOUNT_POINT_MAX
+    reserved = [*PLACES, *TREES, *(f"{tree}/a" for tree in TREES)]
+    good = [
+        "/scratch", "/tmp", "/var/tmp", "/var/lib/a", "/homes", "/libs", "/.a", "/...", "/a/.../b",
+        "/A_b+c-d.E/9", "/" + "x" * (MOUNT_POINT_MAX - 1),
+    ]  # fmt: skip
+    bad = [
+        "", "a", "//", "/a/", "/a//b", "/.", "/..", "/a/.", "/a/..", "/./a", "/../a", "/a/../b", "/a b",
+        "/a\n", "/a,b", "/a:b", "/a%j", "/ä", "/a\\b", "/a\x01", "/" + "x" * MOUNT_POINT_MAX,
+    ]  # fmt: skip
+    paths = [*reserved, *good, *bad]
+    said = accepted(tmp_path, "VHPC_DISK", *(f"64M:{path}" for path in paths))
+    assert said == ["refused" if mount_point_refusal(path) else f"64:{path}" for path in paths]
+    assert [path for path in paths if not mount_point_refusal(path)] == good
 
 
 def test_batch_places_are_the_same(tmp_path: Path) -> None:
@@ -277,8 +301,12 @@ def test_new_jobs_lose_all_variables_that_the_agent_sets() -> None:
 
 def test_the_initrd_knows_the_parameters_of_guests() -> None:
     source = (CHECKOUT / "guest/init/options.c").read_text()
-    known = set(re.findall(r'strcmp\(word, "(vhpc\.\w+)"\)', source))
+    known = set(re.findall(r'strcmp\(word, "(vhpc\.[\w.]+)"\)', source))
     given = {word.partition("=")[0] for word in boot.kernel_cmdline("", "erofs").split()}
     needed = {word for word in given if word.startswith("vhpc.")}
     assert needed
+    given = {*boot.kernel_cmdline("", "erofs", disk=True).split()}
+    given |= {*boot.kernel_cmdline("", "erofs", disk=True, mounted=True).split()}
+    needed |= {name for word in given if (name := word.partition("=")[0]).startswith("vhpc.")}
+    assert {"vhpc.disk", "vhpc.agent.disk"} <= needed
     assert needed | {"vhpc.init", "vhpc.verity"} <= known  # an image's own: catalog/manifest.py

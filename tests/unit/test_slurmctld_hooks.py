@@ -144,6 +144,24 @@ def test_the_lease_is_opened_as_the_user_asked(
 
 
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [("64", (64, "")), ("2048:/scratch", (2048, "/scratch")), ("16777216:/tmp", (16777216, "/tmp"))],
+)
+def test_a_disk_may_have_a_mount_point(
+    config: Config,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    expected: tuple[int, str],
+) -> None:
+    monkeypatch.setenv("SPANK_VHPC_DISK", value)
+    assert slurmctld.prolog(config) == 0
+    (request,) = controller.opened
+    assert (request.disk_mib, request.disk_mount) == expected
+    assert "disk_mib" not in request.unset
+
+
+@pytest.mark.parametrize(
     ("given", "unset"),
     [
         ({}, ("network", "disk_mib", "guests_per_node", "batch")),
@@ -248,6 +266,12 @@ def test_a_component_without_guests_is_announced(
         ("DISK", "63", "--vhpc-disk=63"),
         ("DISK", "16777217", "--vhpc-disk=16777217"),
         ("DISK", "20G", "--vhpc-disk='20G'"),
+        ("DISK", "63:/scratch", "--vhpc-disk=63"),
+        ("DISK", "64:", "--vhpc-disk='64:': an absolute path"),
+        ("DISK", "64:/a/../etc", "--vhpc-disk='64:/a/../etc': an absolute path"),
+        ("DISK", "64:/etc", "--vhpc-disk='64:/etc': this directory belongs to the guest's system"),
+        ("DISK", "64:/a\nvhpc.init=/x", "an absolute path"),
+        ("DISK", "64:/a:/b", "an absolute path"),
         ("GUESTS_PER_NODE", "0", "--vhpc-guests-per-node=0"),
         ("SAVE", "debian", "--vhpc-save='debian'"),
         ("SAVE", f"own/a@sha256:{'0' * 64}", "own/NAME[:TAG] is expected"),

@@ -21,7 +21,7 @@ static void parses_the_command_line_of_a_domain(void **state)
             &o,
             "no_timer_check console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda "
             "vhpc.rootfstype=ext4 vhpc.init=/sbin/init vhpc.overlay_size=1g vhpc.rootwait=7 "
-            "vhpc.disk=/dev/vdb "
+            "vhpc.disk=/dev/vdb vhpc.agent.disk=/dev/vdc "
             "vhpc.verity=21617:"
             "4392712ba01368efdf14b05c76f9e4df0d53664630b5d48632ed17a137f39076\n",
             error, sizeof error),
@@ -31,6 +31,7 @@ static void parses_the_command_line_of_a_domain(void **state)
     assert_string_equal(o.init, "/sbin/init");
     assert_string_equal(o.overlay_size, "1g");
     assert_string_equal(o.disk, "/dev/vdb");
+    assert_string_equal(o.mounted_disk, "/dev/vdc");
     assert_int_equal(o.rootwait_s, 7);
     assert_int_equal(o.verity.blocks, 21617);
     assert_string_equal(o.verity.root_hash,
@@ -49,6 +50,7 @@ static void has_defaults_for_all_but_the_root_device(void **state)
     assert_string_equal(o.init, "agent");
     assert_string_equal(o.overlay_size, "50%");
     assert_string_equal(o.disk, "");
+    assert_string_equal(o.mounted_disk, "");
     assert_int_equal(o.rootwait_s, 30);
     assert_int_equal(o.verity.blocks, 0);
 }
@@ -81,6 +83,7 @@ static void refuses_with_the_word_named(void **state)
         {"vhpc.root=/dev/vda vhpc.verity", "vhpc.verity"},
         {"vhpc.root=/dev/vda vhpc.verity=off", "vhpc.verity=off"},
         {"vhpc.root=/dev/vda vhpc.rootwait=601", "vhpc.rootwait=601"},
+        {"vhpc.root=/dev/vda vhpc.agent.disk=", "vhpc.agent.disk="},
     };
 
     (void)state;

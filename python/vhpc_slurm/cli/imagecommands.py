@@ -100,6 +100,10 @@ def build(
     init: Annotated[
         Path | None, typer.Option("--init", metavar="FILE", help="Another vhpc-init.", show_default=False)
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="A label of the image; again for more."),
+    ] = None,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> None:
@@ -117,6 +121,7 @@ def build(
         "init": init,
     }
     words = [f"--{option}={value}" for option, value in given.items() if value]
+    words += [f"--label={text}" for text in label or ()]
     words += ["--refresh"] if refresh else []
     words += ["--json"] if as_json else []
     imagebuild.run(options.config(), recipe, name, catalog, words)

@@ -15,7 +15,15 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import guestcommands, imagecommands, jobcommands, options, setupcommand, webcommand
+from vhpc_slurm.cli import (
+    disksize,
+    guestcommands,
+    imagecommands,
+    jobcommands,
+    options,
+    setupcommand,
+    webcommand,
+)
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.cli.progress import end as end_progress
@@ -141,9 +149,14 @@ GuestCount = Annotated[
     int | None,
     typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
 ]
-DiskMib = Annotated[
-    int | None,
-    typer.Option("--disk", metavar="MIB", min=64, help="With --image: as sbatch --vhpc-disk."),
+DiskSize = Annotated[
+    disksize.Disk | None,
+    typer.Option(
+        "--disk",
+        metavar=disksize.METAVAR,
+        help="With --image: as sbatch --vhpc-disk.",
+        parser=disksize.parse,
+    ),
 ]
 AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
@@ -160,7 +173,7 @@ def plan(
     gpus: GpuIndexes = None,
     vfs: VfCount = None,
     guests_per_node: GuestCount = None,
-    disk: DiskMib = None,
+    disk: DiskSize = None,
     xml: AsXml = False,
     node: ThisNode = None,
     as_json: Json = False,
@@ -188,7 +201,8 @@ def plan(
             gpus,
             vfs,
             guests_per_node or 1,
-            disk,
+            None if disk is None else disk.mib,
+            "" if disk is None else disk.mount,
         )
         case = planning.of_wish(config, wish, name)
     return planning.plan(config, case, xml=xml, as_json=as_json)

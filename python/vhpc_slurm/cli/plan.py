@@ -54,6 +54,7 @@ class Wish:
     vfs: int | None = None
     guests_per_node: int = 1
     disk_mib: int | None = None
+    disk_mount: str = ""
 
 
 def of_job(config: Config, job_id: int, node: str) -> PlanInput:
@@ -111,6 +112,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
         vfs=wish.vfs,
         guests_per_node=wish.guests_per_node,
         disk_mib=wish.disk_mib,
+        disk_mount=wish.disk_mount,
     )
     found, more = _shares(config, request) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")

@@ -84,7 +84,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
             ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
             ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
             *_network(guest),
-            *([("disk", f"{guest.disk_mib} MiB, {guest.paths.disk}")] if guest.disk_mib else []),
+            *([("disk", _disk(guest))] if guest.disk_mib else []),
         ]
     )
     print()
@@ -113,6 +113,11 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
     )
     if guest.devices:
         _show_devices(guest)
+
+
+def _disk(guest: GuestPlan) -> str:
+    place = f", mounted at {guest.disk_mount}" if guest.disk_mount else ""
+    return f"{guest.disk_mib} MiB{place}, {guest.paths.disk}"
 
 
 def _network(guest: GuestPlan) -> list[tuple[str, str]]:

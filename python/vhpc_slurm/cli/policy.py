@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os.path
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.source import is_source
 from vhpc_slurm.model import DEFAULTED, ImageIdentity, ImageRef
-from vhpc_slurm.policy import PolicyError, Subject, check_image, possible
+from vhpc_slurm.policy import PolicyError, Subject, check_image, mount_refusal, possible, shares_under
 from vhpc_slurm.policy.defaults import Default, candidates
 from vhpc_slurm.policy.limits import Asked, refused
 
@@ -58,6 +59,9 @@ def _image(config: Config, image: str | None) -> tuple[ImageIdentity | None, Pat
 def _refusal(
     config: Config, rule: Rule | None, asked: Asked, image: ImageIdentity | None, catalog: Path
 ) -> UserError | None:
+    folders = shares_under(config, rule).site
+    if why := mount_refusal(asked.disk_mount, map(os.path.normpath, folders)):
+        return UserError(why)
     if rule is None:
         return None
     if why := refused(rule, asked):
@@ -137,11 +141,21 @@ def _gets(config: Config, verdict: Verdict, asked: Asked) -> list[tuple[str, Any
         own, values = getattr(asked, key), verdict.defaults.get(key, [])
         if own is not None:
             rows.append((key, ",".join(own) if key == "network" else own, "the job"))
+            if key == "disk_mib" and asked.disk_mount:
+                rows.append(("disk_mount", asked.disk_mount, "the job"))
             continue
-        rows += [(key, one.value, _origin(one)) for one in values]
+        for one in values:
+            rows.append((key, one.value, _origin(one)))
+            if mount := _mount(key, one):
+                rows.append(("disk_mount", mount, _origin(one)))
         if not any(one.certain for one in values):
             rows.append((key, plain, "the site"))
     return rows
+
+
+def _mount(field: str, found: Default) -> str:
+    """The directory at which a disk of a rule is mounted; empty for other defaults."""
+    return (found.rule.default_disk_mount or "") if field == "disk_mib" else ""
 
 
 def _origin(found: Default) -> str:
@@ -178,12 +192,15 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "networks": None if rule is None else rule.networks,
         "shares": None if rule is None else rule.shares,
         **{key: None if rule is None else getattr(rule, key) for key in LIMITS},
-        "defaults": {
-            key: [{"value": one.value, "rule": one.rule.name, "certain": one.certain} for one in values]
-            for key, values in verdict.defaults.items()
-        },
+        "defaults": {key: [_default(key, one) for one in values] for key, values in verdict.defaults.items()},
         "refusal": None if refusal is None else refusal.line(),
     }
+
+
+def _default(field: str, found: Default) -> dict[str, object]:
+    row = {"value": found.value, "rule": found.rule.name, "certain": found.certain}
+    mount = _mount(field, found)
+    return row | {"mount": mount} if mount else row
 
 
 def _cells(verdict: Verdict, subject: Subject) -> tuple[str, ...]:
@@ -236,6 +253,7 @@ def _defaults(verdict: Verdict) -> str:
         name = key.removesuffix("_mib").replace("_", "-")
         for one in values:
             unit = "M" if key.endswith("_mib") else ""
+            unit += f":{mount}" if (mount := _mount(key, one)) else ""
             origin = "" if one.rule is verdict.rule else f" ({_origin(one)})"
             texts.append(f"{name}={one.value}{unit}{origin}")
     return ", ".join(texts)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vhpc_slurm.cli import options
+from vhpc_slurm.cli import disksize, options
 from vhpc_slurm.cli.options import Json
 
 if TYPE_CHECKING:
@@ -19,16 +17,6 @@ if TYPE_CHECKING:
 policy_app = typer.Typer(
     help="Rules of the site: what jobs may ask for, and what they get.", rich_markup_mode=None
 )
-SUFFIXES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
-
-
-def _mib(text: str) -> int:
-    """A size as --vhpc-disk takes it, in MiB; parts of a MiB count as one."""
-    match = re.fullmatch(r"([0-9]{1,12})([KMGT]?)", text.upper(), re.ASCII)
-    if match is None:
-        raise typer.BadParameter("a whole number with the suffix K, M, G or T is expected")
-    return math.ceil(int(match[1]) * SUFFIXES[match[2] or "M"])
-
 
 User = Annotated[
     str, typer.Option("--user", metavar="USER", help="User of the job; default: you.", show_default=False)
@@ -49,8 +37,14 @@ Image = Annotated[
     typer.Option("--image", metavar="[own/]NAME[:TAG][@DIGEST]", help="Its image.", show_default=False),
 ]
 Disk = Annotated[
-    int | None,
-    typer.Option("--disk", metavar="SIZE", help="Its --vhpc-disk.", parser=_mib, show_default=False),
+    disksize.Disk | None,
+    typer.Option(
+        "--disk",
+        metavar=disksize.METAVAR,
+        help="Its --vhpc-disk.",
+        parser=disksize.parse,
+        show_default=False,
+    ),
 ]
 Batch = Annotated[
     str | None,
@@ -84,7 +78,7 @@ def _subject(user: str, partition: str | None, account: str | None, qos: str | N
 def _wish(
     image: str | None,
     network: str | None,
-    disk: int | None,
+    disk: disksize.Disk | None,
     batch: str | None,
     guests: int | None,
     vfs: int | None,
@@ -94,7 +88,8 @@ def _wish(
     from vhpc_slurm.policy.limits import Asked
 
     words = None if network is None else tuple(network.split(","))
-    return Wish(image, Asked(words, disk, batch, guests, vfs, timeout))
+    mib, mount = (None, "") if disk is None else (disk.mib, disk.mount)
+    return Wish(image, Asked(words, mib, batch, guests, vfs, timeout, mount))
 
 
 @policy_app.command("explain")

@@ -74,6 +74,7 @@ def document(found: JobReport) -> dict[str, Any]:
         "guests_per_node": request.guests_per_node,
         "batch": request.batch.value,
         "disk_mib": request.disk_mib,
+        "disk_mount": request.disk_mount,
         "defaults": [{"option": option, "rule": rule} for option, rule in request.defaults],
         "network": _network(lease),
         "nodes": [_node(found, part) for part in lease.allocation.nodes],

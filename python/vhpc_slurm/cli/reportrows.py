@@ -28,7 +28,8 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("guests", f"{request.guests_per_node} on each node"),
     ]
     for option, rule in request.defaults:
-        named.append(("set by policy", f"{option} = {getattr(request, option)}, by rule {rule!r}"))
+        place = f" at {request.disk_mount}" if option == "disk_mib" and request.disk_mount else ""
+        named.append(("set by policy", f"{option} = {getattr(request, option)}{place}, by rule {rule!r}"))
     if network["partition_key"] is not None:
         named.append(("partition key", network["partition_key"]))
     if network["vlan"] is not None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os.path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
+from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB, hidden, mount_point_refusal
 from vhpc_slurm.config.network import NetworkChoice
 from vhpc_slurm.config.setting import documented
 
@@ -100,6 +101,14 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         DiskMib | None,
         documented("size of each guest's disk, in MiB, for jobs without --vhpc-disk; absent: no disk"),
     ] = None
+    default_disk_mount: Annotated[
+        str | None,
+        documented(
+            "directory at which the disk of default_disk_mib is mounted, as by --vhpc-disk=SIZE:DIRECTORY; "
+            "absent: the disk takes the changes to the root. Jobs with a shared folder above, on or below it "
+            "fail, unless they have --vhpc-disk"
+        ),
+    ] = None
     default_batch: Annotated[
         Place | None,
         documented("--vhpc-batch for jobs without it and without --vhpc-save; absent: guest"),
@@ -155,6 +164,20 @@ def _check_defaults(config: Config, rule: Rule) -> None:
         most = rule.max_disk_mib
     if disk is not None and disk > most:
         raise ValueError(f"{start} default_disk_mib = {disk}, but permits {most} MiB")
+    _check_mount(config, rule)
     guests, most = rule.default_guests_per_node, rule.max_guests_per_node or MOST_GUESTS
     if guests is not None and guests > most:
         raise ValueError(f"{start} default_guests_per_node = {guests}, but permits {most}")
+
+
+def _check_mount(config: Config, rule: Rule) -> None:
+    mount = rule.default_disk_mount
+    if mount is None:
+        return
+    start = f"policy rule {rule.name!r} has default_disk_mount = {mount!r}"
+    if rule.default_disk_mib is None:
+        raise ValueError(f"{start}, but no default_disk_mib")
+    if why := mount_point_refusal(mount):
+        raise ValueError(f"{start}: {why}")
+    if folder := hidden(mount, map(os.path.normpath, config.shares.site)):
+        raise ValueError(f"{start}, but guests have the shared folder {folder} (shares.site)")

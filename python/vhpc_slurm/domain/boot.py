@@ -23,14 +23,20 @@ class BootContext(Record, frozen=True):
 
 
 def kernel_cmdline(
-    image_cmdline: str, root_format: str, *, remapping: bool = False, disk: bool = False
+    image_cmdline: str,
+    root_format: str,
+    *,
+    remapping: bool = False,
+    disk: bool = False,
+    mounted: bool = False,
 ) -> str:
     """The image's kernel parameters, then those that every guest needs and the image lacks.
 
     ``panic=-1`` reboots at once, which ends a guest; ``quiet`` because each
     byte on an emulated serial port costs an exit.  With an IOMMU for interrupt
     remapping, ``intel_iommu=off`` prevents DMA translation by the kernel,
-    unless the image sets this parameter.  With a disk, changes to the root go to it.
+    unless the image sets this parameter.  With a disk, changes to the root go to it, unless it is
+    one that the agent mounts.
     """
     words = image_cmdline.split()
     needed = [
@@ -41,7 +47,7 @@ def kernel_cmdline(
         f"vhpc.rootfstype={root_format}",
     ]
     if disk:
-        needed.append(f"vhpc.disk={DISK_DEVICE}")
+        needed.append(f"{'vhpc.agent.disk' if mounted else 'vhpc.disk'}={DISK_DEVICE}")
     if remapping and not any(word.startswith(TRANSLATION) for word in words):
         needed.append(f"{TRANSLATION}off")
     return " ".join([*words, *(word for word in needed if word not in words)])
@@ -50,5 +56,11 @@ def kernel_cmdline(
 def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
     remapping = iommu.needed(spec.guest.topology)
-    cmdline = kernel_cmdline(spec.cmdline, spec.root_format, remapping=remapping, disk=bool(spec.disk))
+    cmdline = kernel_cmdline(
+        spec.cmdline,
+        spec.root_format,
+        remapping=remapping,
+        disk=bool(spec.disk),
+        mounted=bool(spec.guest.disk_mount),
+    )
     return BootContext(MACHINE, spec.kernel, spec.initrd, cmdline)

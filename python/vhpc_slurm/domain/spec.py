@@ -54,7 +54,7 @@ class DomainSpec(Record, frozen=True):
         root: raw image of the root file system; shared by guests, never written, never relabelled,
             so all users must be able to read it.
         root_format: file system in ``root``.
-        disk: raw file of the guest's own disk, for its changes to the root; empty: they stay in memory.
+        disk: raw file of its own disk, for changes to the root or for its mount point; empty: it has none.
         uid: host uid of QEMU.
         gid: host gid of QEMU, the group that may open /dev/kvm.
         agent_socket: socket on which QEMU listens for the agent's port.

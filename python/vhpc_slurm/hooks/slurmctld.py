@@ -16,7 +16,7 @@ import sys
 from msgspec.structs import replace
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
+from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB, mount_point_refusal
 from vhpc_slurm.config.network import CHOICES as NETWORK_CHOICES
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
@@ -126,6 +126,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
             f"--vhpc-network={network[:40]!r}",
             f"one of these is expected: {' '.join(NETWORK_CHOICES)}",
         )
+    disk_mib, disk_mount = _disk(common.spank("DISK"))
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,
@@ -146,8 +147,9 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         het=job.het,
         account=job.account,
         qos=job.qos,
-        disk_mib=_within(_number("DISK"), "disk", MIN_DISK_MIB, MAX_DISK_MIB),
+        disk_mib=disk_mib,
         unset=_unset(),
+        disk_mount=disk_mount,
     )
 
 
@@ -165,10 +167,23 @@ def _waiter() -> str:
     return word if re.fullmatch(r"[0-9a-f]{32}", word) else ""
 
 
+def _disk(text: str | None) -> tuple[int | None, str]:
+    """Size and mount point of the guests' disks, as the plugin writes them: MIB[:/MOUNT/POINT]."""
+    if text is None:
+        return None, ""
+    size, colon, mount = text.partition(":")
+    refusal = mount_point_refusal(mount) if colon else ""
+    if refusal:
+        raise UserError(f"--vhpc-disk={text[:300]!r}", refusal)
+    return _within(_whole(size, "DISK"), "disk", MIN_DISK_MIB, MAX_DISK_MIB), mount
+
+
 def _number(name: str) -> int | None:
     text = common.spank(name)
-    if text is None:
-        return None
+    return None if text is None else _whole(text, name)
+
+
+def _whole(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         option = name.lower().replace("_", "-")
         raise UserError(f"--vhpc-{option}={text[:40]!r}", "a whole number is expected")

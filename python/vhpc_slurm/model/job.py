@@ -76,6 +76,7 @@ class JobRequest(Record, frozen=True):
 
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
     no component of a heterogeneous job.  ``disk_mib`` is the size of each guest's disk; None: no disk.
+    ``disk_mount`` is the directory at which it is mounted; empty: it takes the changes to the root.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -104,6 +105,7 @@ class JobRequest(Record, frozen=True):
     disk_mib: int | None = None
     unset: tuple[str, ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
+    disk_mount: str = ""
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.
@@ -112,6 +114,8 @@ class JobRequest(Record, frozen=True):
         """
         asked = replace(self, job_name="", partition="", account="", qos="", unset=(), defaults=())
         given = {name: DEFAULTED[name] for name, _ in self.defaults}
+        if "disk_mib" in given:
+            given["disk_mount"] = ""
         return replace(asked, **given)
 
 

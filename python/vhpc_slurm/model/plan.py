@@ -190,7 +190,7 @@ class NodeSegment(Record, frozen=True):
 class GuestPlan(Record, frozen=True):
     """One guest of a job on a node: which CPUs, which memory, which devices.
 
-    Placement (``placement.plan``) decides all but the last six attributes, which
+    Placement (``placement.plan``) decides all but the last seven attributes, which
     follow from the lease and the node (``node.plan``).
 
     Attributes:
@@ -205,6 +205,7 @@ class GuestPlan(Record, frozen=True):
         nat: to other networks; None where the job has no nat.
         site: on the bridge of the site; None where the job is not on it.
         disk_mib: size of its own disk; 0 if the job has asked for none.
+        disk_mount: directory at which it is mounted; empty: it takes the changes to the root.
     """
 
     index: int
@@ -230,6 +231,7 @@ class GuestPlan(Record, frozen=True):
     nat: NatInterface | None = None
     site: SiteInterface | None = None
     disk_mib: int = 0
+    disk_mount: str = ""
 
 
 class NodePlan(Record, frozen=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vhpc_slurm.config.network import Network
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Generation,
@@ -32,6 +32,7 @@ from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage
+from vhpc_slurm.policy import mount_refusal
 from vhpc_slurm.record import Record
 
 
@@ -93,6 +94,8 @@ def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
     )
     if isinstance(found, Refusal):
         return found
+    if why := mount_refusal(what.request.disk_mount, (share.path for share in what.shares)):
+        return Refusal((UserError(why),))
     if what.lease is not None:
         try:
             found = _with_network(what.lease, found, what.host, layout.config.network)
@@ -101,12 +104,13 @@ def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
     job_id, root = what.generation.job_id, what.image.manifest.root.sha256
     owner = what.request.uid if what.image.ref.own else None
     disk_mib = what.request.disk_mib or 0
+    disk_mount = what.request.disk_mount if disk_mib else ""
     guests = []
     for guest in found.guests:
         paths = layout.guest_paths(job_id, guest.index, root, owner)
         if disk_mib:
             paths = replace(paths, disk=str(disks.path(layout, what.generation, guest.index)))
-        guests.append(replace(guest, paths=paths, disk_mib=disk_mib))
+        guests.append(replace(guest, paths=paths, disk_mib=disk_mib, disk_mount=disk_mount))
     grouped = layout.config.guests.cgroups != "off"
     partition = Cgroup.of(str(what.generation)).partition if grouped else ""
     return replace(found, guests=tuple(guests), shares=what.shares, partition=partition)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from vhpc_slurm.policy.check import PolicyError, check, check_image
 from vhpc_slurm.policy.defaults import with_defaults
-from vhpc_slurm.policy.limits import limit_refusal
-from vhpc_slurm.policy.rules import Subject, applying, possible, visible_shares
+from vhpc_slurm.policy.limits import limit_refusal, mount_refusal
+from vhpc_slurm.policy.rules import Subject, applying, possible, shares_under, visible_shares
 
 __all__ = [
     "PolicyError",
@@ -20,7 +20,9 @@ __all__ = [
     "check",
     "check_image",
     "limit_refusal",
+    "mount_refusal",
     "possible",
+    "shares_under",
     "visible_shares",
     "with_defaults",
 ]

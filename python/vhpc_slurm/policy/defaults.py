@@ -57,6 +57,8 @@ def with_defaults(config: Config, request: JobRequest) -> JobRequest:
         for found in candidates(config.policy, first, subject, field):
             values[field] = BatchPlace(found.value) if field == "batch" else found.value
             origin.append((field, found.rule.name))
+            if field == "disk_mib":
+                values["disk_mount"] = found.rule.default_disk_mount or ""
     return replace(request, **values, defaults=tuple(origin)) if origin else request
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.disks import hidden
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.model import Allocation, JobRequest
 from vhpc_slurm.policy.rules import Subject, applying, network_refusal
@@ -14,6 +17,7 @@ class Asked(Record, frozen=True):
     """What a job asks for; None where it asks for nothing, or where that is not known.
 
     ``disk_mib`` is in MiB, ``timeout_s`` in seconds; ``network`` has the words of --vhpc-network.
+    ``disk_mount`` is empty for a disk that takes the changes to the root.
     """
 
     network: tuple[str, ...] | None = None
@@ -22,6 +26,17 @@ class Asked(Record, frozen=True):
     guests_per_node: int | None = None
     vfs: int | None = None
     timeout_s: int | None = None
+    disk_mount: str = ""
+
+
+def mount_refusal(mount: str, folders: Iterable[str]) -> str:
+    """Why a disk cannot be mounted at a directory of guests that have these folders of hosts; or empty."""
+    if not mount or not (folder := hidden(mount, folders)):
+        return ""
+    return (
+        f"a disk cannot be mounted at {mount}, because guests have the shared folder {folder} "
+        "(--vhpc-disk=SIZE:DIRECTORY with one that is not above, on or below it)"
+    )
 
 
 def limit_refusal(config: Config, request: JobRequest, allocation: Allocation) -> str:

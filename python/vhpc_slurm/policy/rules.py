@@ -115,7 +115,11 @@ def network_refusal(rule: Rule, parts: Iterable[str]) -> str:
 
 def visible_shares(config: Config, request: JobRequest) -> Shares:
     """The settings of shares for a job, without what its rule takes away."""
-    rule = applying(config.policy, Subject.of(request))
+    return shares_under(config, applying(config.policy, Subject.of(request)))
+
+
+def shares_under(config: Config, rule: Rule | None) -> Shares:
+    """The settings of shares without what a rule takes away."""
     if rule is None:
         return config.shares
     own = config.shares

@@ -234,7 +234,7 @@ class LeaseOpening:
             ("policy", policy.limit_refusal(config, request, allocation)),
             ("network", segments.refusal(request, allocation, config.network, others)),
             ("boot time", rules.impatient(request, allocation, config)),
-            ("disk", rules.oversized(request, config)),
+            ("disk", rules.oversized(request, config) or rules.misplaced(request, config)),
             (
                 "driver",
                 drivers.missing(allocation, image, config.placement.gpu_gres, config.images.gpu_drivers),

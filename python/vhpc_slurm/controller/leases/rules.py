@@ -17,8 +17,10 @@ PrologSlurmctld, and such a node knows nothing of the lease.
 
 from __future__ import annotations
 
+import os.path
 from dataclasses import replace
 
+from vhpc_slurm import policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import (
     Allocation,
@@ -134,6 +136,15 @@ def oversized(request: JobRequest, config: Config) -> str:
         f"--vhpc-disk={request.disk_mib}M is larger than a guest's disk may be here: {most} MiB "
         "(ask for less; for more, ask your administrator to raise disks.max_mib)"
     )
+
+
+def misplaced(request: JobRequest, config: Config) -> str:
+    """Why the disks cannot be mounted where the user asks for it, as one line; empty when they can.
+
+    Of the folders that guests have, those of the site are known here; nodes know the others.
+    """
+    folders = policy.visible_shares(config, request).site
+    return policy.mount_refusal(request.disk_mount, map(os.path.normpath, folders))
 
 
 def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:

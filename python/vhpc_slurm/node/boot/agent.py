@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -84,6 +85,8 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     account, config = work.account, work.layout.config
     timeout_s = float(config.guests.stage_timeout_s)
     try:
+        if guest.disk_mount:
+            _mount_disk(work, guest.disk_mount, channel, timeout_s)
         channel.identity(
             hostname=guest.hostname,
             hosts=hosts(
@@ -120,6 +123,25 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             f"image {work.image.ref} could not be set up on {work.plan.node}",
             str(err),
             console.last_words(Path(guest.paths.console_log)),
+        ) from err
+
+
+def _mount_disk(work: Boot, path: str, channel: GuestChannel, timeout_s: float) -> None:
+    """Mount the guest's disk, before anything is made in the directory or below it.
+
+    Raises:
+        UserError: the image's agent is too old for it.
+        ChannelError: the guest does not do it.
+    """
+    try:
+        channel.disk(path, work.account.uid, work.account.gid, timeout_s)
+    except ChannelRefusedError as err:
+        if err.errno != errno.ENOSYS:
+            raise
+        raise UserError(
+            f"image {work.image.ref} cannot mount a disk at {path}",
+            "its agent is older than --vhpc-disk=SIZE:/MOUNT/POINT",
+            "build or import the image again, or use --vhpc-disk=SIZE",
         ) from err
 
 

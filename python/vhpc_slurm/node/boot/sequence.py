@@ -43,7 +43,9 @@ def boot(work: Boot) -> Generator[None, None, None]:
         with work.recorder.stage("network", f"VNI {work.plan.segment.vni}"):
             network.connect(work)
     if any(guest.disk_mib for guest in work.plan.guests):
-        with work.recorder.stage("disks", f"{len(work.plan.guests)} of {work.plan.guests[0].disk_mib} MiB"):
+        first = work.plan.guests[0]
+        place = f", mounted at {first.disk_mount}" if first.disk_mount else ""
+        with work.recorder.stage("disks", f"{len(work.plan.guests)} of {first.disk_mib} MiB{place}"):
             start.make_disks(work)
     try:
         started = []

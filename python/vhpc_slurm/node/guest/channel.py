@@ -213,6 +213,11 @@ class GuestChannel:
         body = put(Tag.MOUNT_TAG, tag) + put(Tag.MOUNT_PATH, path) + put(Tag.READ_ONLY, int(read_only))
         self._call(Op.MOUNT, body, timeout_s)
 
+    def disk(self, path: str, uid: int, gid: int, timeout_s: float | None = None) -> None:
+        """Mount the guest's disk at the absolute ``path``, for this user; errors as identity()."""
+        body = put(Tag.MOUNT_PATH, path) + put(Tag.USER_UID, uid) + put(Tag.USER_GID, gid)
+        self._call(Op.DISK, body, timeout_s)
+
     def topology(self, xml: str, timeout_s: float | None = None) -> None:
         """Have programs find this file by NCCL_TOPO_FILE; errors as identity()."""
         self._call(Op.TOPOLOGY, put(Tag.TOPOLOGY, xml), timeout_s)

@@ -86,6 +86,7 @@ class Op(IntEnum):
     SSH = 10
     NAT = 16
     USAGE = 24
+    DISK = 32
 
 
 class GuestState(IntEnum):
