@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: built, read by lintian, installed, upgraded and purged in a bare tree of each suite."""
+"""The Debian packages: built, read by lintian, installed, upgraded and purged in a tree of each suite."""
 
 from __future__ import annotations
 
