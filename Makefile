@@ -9,6 +9,7 @@ BUILD  := build
 PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
+SUITE  ?= trixie
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
 JOBS   ?= $(shell echo $$((1 + $$(nproc))))
 UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit-tests $(JOBS) -q --dist loadgroup
@@ -111,8 +112,8 @@ hw-case: deps ## One job of check-hw, with a GPU and a virtual function
 	$(PY) -m pytest -m hw tests/hw/test_hw_devices.py
 
 .PHONY: packages
-packages: deps ## Debian packages of this checkout in build/packages, built in a tree of Debian 13 (as root)
-	@packaging/build
+packages: deps ## Debian packages of this checkout in build/packages (as root); SUITE=bookworm: for Debian 12, in build/packages-bookworm
+	@packaging/build --suite $(SUITE)
 
 .PHONY: clean
 clean: ## Stop the lab and remove built files; caches in /var/cache stay

@@ -120,7 +120,8 @@ def _add_up(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--bare",
         action="store_true",
-        help="a new lab: hosts have Slurm, and nothing that vhpc needs; for the first day by docs/install.md",
+        help="a new lab: hosts have Slurm (of trixie or bookworm), and nothing that vhpc needs; for the "
+        "first day by docs/install.md",
     )
     command.set_defaults(run=_up)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from vmimages.recipe import steps
 
+from vlablib.settings import BARE_NAMES
+
 CUSTOMIZE = Path(__file__).resolve().parents[1] / "rootfs" / "customize"
 _SITE = CUSTOMIZE.with_name("site")
 
@@ -132,13 +134,16 @@ PACKAGED = Suite(
     customize=CUSTOMIZE.with_name("packaged"),
 )
 # `vlab up --bare`: Slurm without vhpc and all that it needs; python3 is for vlab's own init
-BARE = Suite(
-    "bare",
-    ("procps", "python3-minimal"),
-    archive="trixie",
-    customize=CUSTOMIZE.with_name("bare"),
-    common=_SLURM,
-)
+BARE = {
+    archive: Suite(
+        name,
+        ("procps", "python3-minimal"),
+        archive=archive,
+        customize=CUSTOMIZE.with_name("bare"),
+        common=_SLURM,
+    )
+    for archive, name in BARE_NAMES.items()
+}
 # the hardware lab's machine: the same system with an init and a kernel that has device drivers
 HARDWARE = Suite(
     "hardware",
@@ -159,4 +164,4 @@ OTHER = Suite("tree", ())
 
 def named(name: str) -> Suite:
     """The suite of a lab's record."""
-    return {one.name: one for one in (PACKAGED, BARE, OTHER)}.get(name) or SUITES[name]
+    return {one.name: one for one in (PACKAGED, *BARE.values(), OTHER)}.get(name) or SUITES[name]

@@ -22,6 +22,9 @@ DATA_PARENT = Path("/var/tmp")  # noqa: S108 - an overlay's upper folder needs a
 MAX_NODES = 64
 # StateSaveLocation of slurm.conf
 SLURMCTLD_STATE = "/var/lib/slurm/slurmctld"
+# names of the trees of `vlab up --bare` by suite; none begins with that of another tree and a hyphen, because
+# trees of older recipes are found so
+BARE_NAMES = {"trixie": "bare", "bookworm": "no-vhpc-bookworm"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Record:
     @property
     def bare(self) -> bool:
         """Whether hosts have Slurm only, and what somebody installs by hand."""
-        return self.suite == "bare"
+        return self.suite in BARE_NAMES.values()
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:

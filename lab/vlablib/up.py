@@ -47,8 +47,10 @@ class System:
             raise LabError(f"--packages excludes suites other than {DEFAULT_SUITE}")
         if self.tree is not None and (self.suite is not None or self.debs is not None):
             raise LabError("--tree excludes --suite and --packages: the tree is the system")
-        if self.bare and (self.suite is not None or self.debs is not None or self.tree is not None):
-            raise LabError("--bare excludes --suite, --packages and --tree: its hosts have Slurm only")
+        if self.bare and (self.debs is not None or self.tree is not None):
+            raise LabError("--bare excludes --packages and --tree: its hosts have Slurm only")
+        if self.bare and (self.suite or DEFAULT_SUITE) not in BARE:
+            raise LabError(f"--bare has no suite {self.suite}; known: {', '.join(sorted(BARE))}")
         if self.tree is not None:
             slurmtree.check(self.tree)
 
@@ -182,7 +184,7 @@ def _start(
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     else:
         chosen = PACKAGED if system.debs else SUITES[system.suite or DEFAULT_SUITE]
-        chosen = BARE if system.bare else chosen
+        chosen = BARE[system.suite or DEFAULT_SUITE] if system.bare else chosen
         tree, fd = acquire(lab.cache, chosen)
     # disks of a lab that was interrupted; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
@@ -201,7 +203,8 @@ def _same_system(system: System, old: Record) -> None:
         raise LabError("the hosts of this lab have the checkout's files; first run: vlab down")
     if system.bare > old.bare:
         raise LabError(f"the lab runs {old.suite}; for --bare, first run: vlab down")
-    if system.suite is not None and system.suite != old.suite:
+    wanted = BARE[system.suite].name if system.bare and system.suite else system.suite
+    if wanted is not None and wanted != old.suite:
         raise LabError(f"the lab runs {old.suite}; for {system.suite}, first run: vlab down")
     if system.tree is not None and str(system.tree.absolute()) != old.rootfs:
         raise LabError(f"the lab runs {old.rootfs}; for {system.tree}, first run: vlab down")

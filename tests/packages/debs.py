@@ -4,14 +4,33 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A release of Debian that packages are built for."""
+
+    name: str
+    # what its packages have in their versions
+    mark: str
+    # its Slurm, and a version that is above all of that release
+    slurm: str
+    beyond: str
+
+
+TRIXIE = Suite("trixie", "+deb13", "24.11", "24.12~")
+BOOKWORM = Suite("bookworm", "+deb12", "22.05", "22.06~")
+SUITES = (TRIXIE, BOOKWORM)
 
 
 def run(*words: str | Path, **environment: str) -> str:
@@ -43,6 +62,6 @@ def newer(package: Path, folder: Path) -> None:
     tree = folder / "tree"
     run("dpkg-deb", "-R", package, tree)
     control = tree / "DEBIAN/control"
-    control.write_text(control.read_text().replace("+deb13", "+deb13+newer"))
+    control.write_text(re.sub(r"\+deb\d+", r"\g<0>+newer", control.read_text()))
     run("dpkg-deb", "-Zgzip", "-z1", "-b", tree, folder / package.name)
     shutil.rmtree(tree)

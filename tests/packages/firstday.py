@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import document
-from debs import LIMIT_S, ROOT, run, until
+from debs import LIMIT_S, ROOT, Suite, run, until
 
 # VHPC_FIRST_DAY=DIR: the state of another lab, which is kept for a look at it
 KEEP = "VHPC_FIRST_DAY" in os.environ
@@ -25,7 +25,7 @@ KEPT = Path(os.environ.get("VHPC_PACKAGES_CACHE", "/var/cache/vhpc-packages")) /
 # what a lab has instead of systemd; libvirt's sockets are its daemon's, as that of munge
 _SERVICE = re.compile(r"systemctl (restart|enable --now) (\w+)")
 # hosts of a lab have no way out of their network: these commands have that of the machine
-_OUTSIDE = ("apt ", "vhpc image build ")
+_OUTSIDE = ("apt ", "mmdebstrap ", "vhpc image build ")
 _OF_ROOT = {
     "HOME": "/root",
     "LC_ALL": "C.UTF-8",
@@ -51,9 +51,9 @@ def _archives() -> Path:
     return Path(status()["paths"]["scratch"]) / "archives"
 
 
-def begin(packages: Path) -> None:
-    """Start the hosts, with the packages in a folder that all of them see."""
-    run("lab/vlab", "up", "--bare", "--nodes", str(len(NODES)), **LAB)
+def begin(suite: Suite, packages: Path) -> None:
+    """Start hosts of a suite, with its packages in a folder that all of them see."""
+    run("lab/vlab", "up", "--bare", "--suite", suite.name, "--nodes", str(len(NODES)), **LAB)
     now = status()
     shared = Path(now["paths"]["shared"])
     shutil.rmtree(shared / "vhpc", ignore_errors=True)  # a lab's catalogue
@@ -100,8 +100,9 @@ def _line(host: str, line: str) -> str:
     if service := _SERVICE.fullmatch(line):
         action = "restart" if service[1] == "restart" else "start"
         return run("lab/vlab", "service", host, action, service[2], **LAB)
-    if line == "vhpc setup controller":  # starts vhpcd by systemd
-        run("lab/vlab", "service", host, "start", "vhpcd", **LAB)
+    if line == "vhpc setup controller":  # starts these by systemd
+        for name in ("vhpcd", "vhpc-hookd"):
+            run("lab/vlab", "service", host, "start", name, **LAB)
     if not line.startswith(_OUTSIDE):
         return on(host, "sh", "-c", line, cwd=PACKAGES)
     pid = status()["hosts"][host]["pid"]

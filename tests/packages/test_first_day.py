@@ -7,16 +7,17 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import document
 import firstday
 import pytest
-from debs import LIMIT_S, ROOT, until
+from debs import BOOKWORM, LIMIT_S, ROOT, Suite, until
 from firstday import HOSTS, LAB, NODES, follow, on
 
+# slow: for each suite four hosts get some 300 MB of packages, build an image and run a job without KVM
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 HOME = "/home/alice"
 # what a browser does with the address of `vhpc web`: it keeps the cookie
@@ -40,13 +41,15 @@ class Day:
 
 
 @pytest.fixture(scope="module")
-def day(packages: Path) -> Iterator[Day]:
+def day(suite: Suite, built: Callable[[Suite], Path]) -> Iterator[Day]:
     try:
-        firstday.begin(packages)
-        install()
+        firstday.begin(suite, built(suite))
+        install(suite)
         settings = "\n".join(document.blocks("slurm.conf")[0][1])
         for host in HOSTS:
             follow(host, "Configuration of every host")
+            if suite == BOOKWORM:
+                follow(host, "Debian 12", 1)
             on(host, "sh", "-c", 'printf "%s\\n" "$1" >> /etc/slurm/slurm.conf', "sh", settings)
         firstday.as_in_a_lab()
         follow("ctl", "Configuration of every host", 1)
@@ -67,7 +70,7 @@ def day(packages: Path) -> Iterator[Day]:
         firstday.end()
 
 
-def install() -> None:
+def install(suite: Suite) -> None:
     titles = {"ctl": "Controller", "login": "Login hosts", "n1": "Nodes", "n2": "Nodes"}
     for host in HOSTS:
         assert (
@@ -76,10 +79,19 @@ def install() -> None:
         follow(host, "On every host")
         follow(host, titles[host])
     follow("ctl", "Controller", 1)
+    if suite == BOOKWORM:
+        for node in NODES:
+            follow(node, "Debian 12")
+            follow(node, "Debian 12", 2)
 
 
-def test_apt_has_installed_what_the_packages_need(day: Day) -> None:
-    for host, name in (("ctl", "python3-msgspec"), ("login", "python3-uvicorn"), ("n1", "virtiofsd")):
+def test_apt_has_installed_what_the_packages_need(day: Day, suite: Suite) -> None:
+    needs = [("login", "python3-uvicorn"), ("n1", "python3-libvirt")]
+    if suite == BOOKWORM:
+        needs += [("ctl", "python3-click"), ("n1", "qemu-system-x86")]
+    else:
+        needs += [("ctl", "python3-msgspec"), ("n1", "virtiofsd")]
+    for host, name in needs:
         assert on(host, "dpkg-query", "-W", "-f", "${db:Status-Status}", name) == "installed"
     look = "dpkg-query -W -f '${db:Status-Status}' vhpc-spank-plugin || true"
     assert on("ctl", "sh", "-c", look) in ("", "not-installed")
@@ -90,6 +102,11 @@ def test_setup_and_doctor_leave_nothing_to_repair(day: Day, host: str) -> None:
     assert {step["state"] for step in day.setups[host]} <= {"ok"}
     found = json.loads(on(host, "vhpc", "doctor", "--json"))
     assert [one for one in found if one["level"] == "error"] == []
+
+
+def test_slurmctld_has_its_hooks_in_memory(day: Day) -> None:
+    found = {one["check"]: one for one in json.loads(on("ctl", "vhpc", "doctor", "--json"))}
+    assert found["hooks.hookd"]["level"] == "ok"
 
 
 def as_user(job: str, command: str) -> str:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages: built, read by lintian, and installed, upgraded and purged in a bare Debian tree."""
+"""The Debian packages: built, read by lintian, installed, upgraded and purged in a tree of each suite."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from debs import LIMIT_S, newer, run
+from debs import LIMIT_S, Suite, newer, run
 
 NAMES = {
     "vhpc-client",
@@ -24,12 +25,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 
 @pytest.fixture(scope="session")
-def report(packages: Path) -> Path:
+def packages(suite: Suite, built: Callable[[Suite], Path]) -> Path:
+    return built(suite)
+
+
+@pytest.fixture(scope="session")
+def report(packages: Path, suite: Suite) -> Path:
     """What life.sh has written."""
     (packages / "newer").mkdir()
     for package in packages.glob("*.deb"):
         newer(package, packages / "newer")
-    run("packaging/trial", packages, "tests/packages/life.sh", "newer")
+    run("packaging/trial", packages, "tests/packages/life.sh", "newer", VHPC_PACKAGES_SUITE=suite.name)
     return packages / "report"
 
 
@@ -76,11 +82,12 @@ def test_no_file_is_in_two_packages(packages: Path) -> None:
     assert len(owners) > 300
 
 
-def test_the_plugin_depends_on_its_release_of_slurm(packages: Path) -> None:
+def test_the_plugin_depends_on_its_release_of_slurm(packages: Path, suite: Suite) -> None:
     (plugin,) = packages.glob("vhpc-spank-plugin_*.deb")
     depends = run("dpkg-deb", "-f", plugin, "Depends")
-    # Debian 13 has Slurm 24.11, whose loader refuses plugins of other releases
-    assert "slurm-wlm-basic-plugins (>= 24.11), slurm-wlm-basic-plugins (<< 24.12~)" in depends
+    # Slurm's loader refuses plugins of other releases
+    name = "slurm-wlm-basic-plugins"
+    assert f"{name} (>= {suite.slurm}), {name} (<< {suite.beyond})" in depends
 
 
 def test_installed_programs_run(report: Path) -> None:
