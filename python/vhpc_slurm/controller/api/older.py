@@ -55,13 +55,13 @@ ADDED: tuple[Added, ...] = (
     Added(10, "open", ("request", "defaults"), needed=False),
     *(Added(10, tag, (*path, "request", "unset"), needed=False) for tag, path in _LEASES),
     *(Added(10, tag, (*path, "request", "defaults"), needed=False) for tag, path in _LEASES),
-    # an older vhpcd or node would put the disk below the root; a list of leases only shows it
-    Added(10, "open", ("request", "disk_mount")),
-    Added(10, "lease", ("lease", "request", "disk_mount")),
-    Added(10, "leases", ("records", EACH, "lease", "request", "disk_mount"), needed=False),
     Added(10, "status", ("quarantine",), needed=False),
     # an older vhpcd would begin with the oldest lease
     Added(10, "leases", ("before",)),
+    # an older vhpcd or node would put the disk below the root; a list of leases only shows it
+    Added(11, "open", ("request", "disk_mount")),
+    Added(11, "lease", ("lease", "request", "disk_mount")),
+    Added(11, "leases", ("records", EACH, "lease", "request", "disk_mount"), needed=False),
     Added(11, "leases", ("usage",), needed=False),
     Added(11, "leases", ("used",), needed=False),
     Added(11, "leases", ("so_far",), needed=False),
