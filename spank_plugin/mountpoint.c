@@ -51,14 +51,14 @@ bool vhpc_mount_point_check(const char *path, const char **why)
         *why =
             "after the colon an absolute path of at most 255 letters, digits, '/', '.', '_', '+' "
             "and '-' is expected, without '.' or '..' as a part and without '/' at its end, as in "
-            "--vhpc-disk=20G:/scratch";
+            "--vhpc-disk=20G:/local";
         return false;
     }
     if (is_reserved(path)) {
         *why =
             "this directory belongs to the guest's system or to homes: choose one that is not /, "
             "/var or /var/lib, nor on or below /bin, /boot, /dev, /etc, /home, /lib*, /proc, /run, "
-            "/sbin, /sys or /usr, as in --vhpc-disk=20G:/scratch";
+            "/sbin, /sys or /usr, as in --vhpc-disk=20G:/local";
         return false;
     }
     return true;

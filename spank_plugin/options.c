@@ -56,7 +56,7 @@ static bool parse_disk(const char *text, char value[VHPC_VALUE_SIZE], const char
     size_t length = strcspn(text, ":");
     size_t used;
 
-    *why = SIZE_EXPECTED("64M", "--vhpc-disk=20G or --vhpc-disk=20G:/scratch");
+    *why = SIZE_EXPECTED("64M", "--vhpc-disk=20G or --vhpc-disk=20G:/local");
     if (!parse_size(text, length, VHPC_DISK_MIN_MIB, value))
         return false;
     if (text[length] == '\0')
@@ -330,7 +330,7 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "Size of a disk that each guest gets on the storage of its node. With a size "
                 "alone, what the job writes outside of shared folders (/tmp, /var, installed "
                 "packages) goes to this disk; without the option it goes to memory of the guest, "
-                "half of it at most. With a mount point, as in 20G:/scratch, the disk is mounted "
+                "half of it at most. With a mount point, as in 20G:/local, the disk is mounted "
                 "at this directory, and only what the job writes there goes to it. The directory "
                 "is made if the image lacks it, belongs to the user with mode 0700 (/tmp and "
                 "/var/tmp: to root, with mode 1777), and what the image has there cannot be seen. "

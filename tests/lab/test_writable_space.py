@@ -108,7 +108,7 @@ def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
         words = ("sbatch", "--vhpc-image=x", option, "--wrap=:")
         done = lab.run("login", *words, user="alice", check=False)
         assert done.code != 0
-        (line,) = [line for line in done.err.splitlines() if "vhpc" in line]
+        (line,) = [line for line in done.err.splitlines() if "vhpc: " in line]
         assert option in line
         assert says in line
     job = lab.finish("echo up", "-w", "n1", "--vhpc-disk=64M:/var/run/own")

@@ -34,11 +34,11 @@ def mount_point_refusal(path: str) -> str:
     if len(path) > MOUNT_POINT_MAX or not _MOUNT_POINT.fullmatch(path):
         return (
             f"an absolute path of at most {MOUNT_POINT_MAX} letters, digits, '/', '.', '_', '+' and '-' is "
-            "expected, without '.' or '..' as a part and without '/' at its end, such as /scratch"
+            "expected, without '.' or '..' as a part and without '/' at its end, such as /local"
         )
     if path in PLACES or any(_within(path, tree) for tree in TREES):
         return (
-            "this directory belongs to the guest's system or to homes; choose another one, such as /scratch"
+            "this directory belongs to the guest's system or to homes; choose another one, such as /local"
         )
     return ""
 
