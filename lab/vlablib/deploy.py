@@ -21,6 +21,7 @@ from vlablib.report import LabError, say, step
 from vlablib.settings import CHECKOUT, Lab, Record
 
 _BUILD_JOBS = "2"
+_BUILDS = CHECKOUT / "build/lab"
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,13 @@ def _parts(rootfs: Path) -> tuple[_Part, ...]:
         *("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi"),
         *("prolog-slurmctld", "epilog-slurmctld"),
     )
-    headers = f"-DSLURM_INCLUDE_DIR={slurmtree.prefix(rootfs)}/include"
+    # loads only in the Slurm whose headers it was built with: one build folder per system tree
+    folder = _build_folder(rootfs)
+    headers = slurmtree.link_headers(rootfs, _BUILDS / folder / "slurm-headers")
+    options = (f"-DSLURM_INCLUDE_DIR={headers}",)
     return (
         _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),
-        # loads only in the Slurm whose headers it was built with: one build folder per system tree
-        _Part("spank_plugin", _build_folder(rootfs), ("vhpc_spank",), ("vhpc.so",), (headers,)),
+        _Part("spank_plugin", folder, ("vhpc_spank",), ("vhpc.so",), options),
     )
 
 
@@ -128,7 +131,7 @@ def _build(part: _Part) -> dict[str, Path]:
     if not (CHECKOUT / part.name / "CMakeLists.txt").exists():
         say(f"skipping {part.name}: it has no CMakeLists.txt yet")
         return {}
-    build = CHECKOUT / "build/lab" / part.folder
+    build = _BUILDS / part.folder
     configure = [
         "cmake",
         "-G",

@@ -105,6 +105,20 @@ def version(tree: Path) -> tuple[int, int, int]:
     return number >> 16, number >> 8 & 0xFF, number & 0xFF
 
 
+def link_headers(tree: Path, folder: Path) -> Path:
+    """Make ``folder`` an include folder with the headers of the tree's Slurm and no others; return it.
+
+    A tree in which Slurm and pyslurm were built also has the headers of its libc,
+    which may be another than this machine's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    link, headers = folder / "slurm", (prefix(tree) / HEADER).parent.absolute()
+    if not (link.is_symlink() and link.readlink() == headers):
+        link.unlink(missing_ok=True)
+        link.symlink_to(headers)
+    return folder
+
+
 def search(tree: Path) -> tuple[str, ...]:
     """Folders of Slurm that a login has in PATH, after the usual ones, as a site's profile gives them."""
     place = place_in_hosts(tree)

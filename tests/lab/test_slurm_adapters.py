@@ -5,23 +5,35 @@ Needs a lab on a tree whose /opt/vhpc has the pyslurm of the tree's Slurm, which
 trees have not: pyslurm exists for some releases of Slurm only (25.05 or newer, and none of
 Debian 12, 13 or sid). docs/contributing.md, "Another Slurm", says how to make such a tree.
 Elsewhere the tests are skipped. They use two nodes, CPUs for three jobs of one task and
-50 MiB, operators' rights in Slurm (root on ctl), and change slurm.conf for a moment.
+50 MiB, operators' rights in Slurm (root on ctl), and change slurm.conf and vhpc.toml for a moment.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Lab
-from injection import settled, until
+from injection import configured, settled, until
 
 pytestmark = pytest.mark.lab
 
 PROGRAM = Path(__file__).with_name("adapter_twins.py").read_text(encoding="utf-8")
+WAITS = "#!/bin/sh\nsleep 300"
+SMALL = ("-n1", "--mem=50")
+# any two device files: Slurm counts them, and no guest gets them
+DEVICES = """AutoDetect=off
+Name=gpu Type=h200 File=/dev/zero
+Name=gpu Type=h200 File=/dev/full
+Name=ibvf Count=4 Flags=CountOnly
+"""
+UNITS = "Gres=gpu:h200:2,ibvf:4"
+NODE = f"Sockets=1 CoresPerSocket=4 ThreadsPerCore=2 {UNITS}"
+VHPCD_LOG = "/var/log/vlab/vhpcd.log"
 HET = "#!/bin/sh\n#SBATCH -n1 --mem=50\n#SBATCH hetjob\n#SBATCH -n1 --mem=60\nsleep 300"
 
 
@@ -39,22 +51,90 @@ def sbatch(lab: Lab, script: str, *options: str) -> int:
     return int(done.out)
 
 
+@pytest.fixture
+def devices(lab: Lab) -> Iterator[None]:
+    """Nodes with GPUs, virtual functions and two threads per core, as slurm.conf and gres.conf have it."""
+    ask(lab, "list")
+    conf, hosts = lab.slurm_conf, ("ctl", "login", *lab.nodes)
+    gres = f"{conf.rpartition('/')[0]}/gres.conf"
+    edit = f"s/^(NodeName=.*) CPUs=.* RealMemory=/\\1 {NODE} RealMemory=/"
+    take = (
+        f"cp {conf} {conf}.kept && cat > {gres} && echo GresTypes=gpu,ibvf >> {conf}"
+        f" && sed -E -i '{edit}' {conf} && grep -q {UNITS} {conf}"
+    )
+
+    def restart() -> None:
+        lab.service("ctl", "restart", "slurmctld")
+        for node in lab.nodes:
+            lab.service(node, "restart", "slurmd")
+        until(lambda: all(lab.node_state(node)[0] == "IDLE" for node in lab.nodes), "idle nodes")
+
+    try:
+        for host in hosts:
+            lab.run(host, "sh", "-ec", take, stdin=DEVICES)
+        restart()
+        yield
+    finally:
+        lab.run("ctl", "scancel", "--user=alice")
+        lab.quiet()
+        for host in hosts:
+            lab.run(host, "sh", "-c", f"[ ! -e {conf}.kept ] || mv {conf}.kept {conf}; rm -f {gres}")
+        restart()
+
+
+@pytest.mark.usefixtures("devices")
+def test_devices_and_threads_are_read_as_by_scontrol(lab: Lab) -> None:
+    jobs = [
+        sbatch(lab, WAITS, "-N2", "--ntasks-per-node=1", "--mem=50", "--gres=gpu:h200:1,ibvf:2"),
+        sbatch(lab, WAITS, *SMALL, "--gres=gpu:1"),
+        sbatch(lab, WAITS, "-n3", "--mem=50", "--gres=ibvf:1"),
+    ]
+    show = ("scontrol", "-o", "-d", "show", "job")
+    until(lambda: all("=RUNNING" in lab.run("ctl", *show, str(job)).out for job in jobs), "the jobs to run")
+    # what is compared has devices, and more CPUs than tasks
+    assert " CPU_IDs=0-1 Mem=50 GRES=gpu:h200:1(IDX:0),ibvf(CNT:2)" in lab.run("ctl", *show, str(jobs[0])).out
+    found = ask(lab, "same", *map(str, jobs))
+    assert found["differences"] == []
+    assert found["read"] == jobs
+
+
+@pytest.fixture
+def auto(lab: Lab) -> Iterator[None]:
+    """A vhpcd that chooses."""
+    ask(lab, "list")
+    try:
+        with configured(lab, "ctl", "controller", 'slurm_adapter = "auto"'):
+            lab.service("ctl", "restart", "vhpcd")
+            yield
+    finally:
+        lab.service("ctl", "restart", "vhpcd")
+
+
+@pytest.mark.usefixtures("auto")
+def test_auto_is_pyslurm_and_doctor_says_so(lab: Lab) -> None:
+    job = lab.finish("hostname", "-w", "n1")
+    assert job.output() == "n1\n"
+    asked = re.findall("Slurm is asked by (.*)", lab.run("ctl", "cat", VHPCD_LOG).out)
+    assert re.fullmatch(r"pyslurm 2\S+ \(built with Slurm 2\S+\)", asked[-1])
+    found = {one["check"]: one for one in lab.vhpc("ctl", "doctor", check=False)}
+    said = found["slurm.adapter"]
+    assert (said["level"], said["what"]) == ("ok", f"vhpcd asks by {asked[-1]} (slurm_adapter = auto)")
+
+
 @pytest.fixture(scope="module")
 def jobs(lab: Lab) -> Iterator[list[int]]:
     """Jobs without guests: on two nodes, named in Latin-1, suspended, array, components, waiting."""
     ask(lab, "list")
-    waits = "#!/bin/sh\nsleep 300"
-    small = ("-n1", "--mem=50")
     latin = "printf '%s' | sbatch --parsable -n1 --mem=50 -o/dev/null -J \"$(printf 'caf\\351')\""
     running = [
-        sbatch(lab, waits, "-N2", "--ntasks-per-node=1", "--mem=50"),
-        asleep := sbatch(lab, waits, *small),
-        int(lab.run("login", "sh", "-c", latin.replace("%s", waits), user="alice").out),
+        sbatch(lab, WAITS, "-N2", "--ntasks-per-node=1", "--mem=50"),
+        asleep := sbatch(lab, WAITS, *SMALL),
+        int(lab.run("login", "sh", "-c", latin.replace("%s", WAITS), user="alice").out),
     ]
     # whether these run depends on the number of CPUs of this machine
     others = [
-        sbatch(lab, waits, *small, "--comment=UserId=root(0)"),
-        sbatch(lab, waits, *small, "--array=0-2"),
+        sbatch(lab, WAITS, *SMALL, "--comment=UserId=root(0)"),
+        sbatch(lab, WAITS, *SMALL, "--array=0-2"),
         sbatch(lab, HET),
     ]
     listing = ("squeue", "-h", "--array", "-o", "%A %T")
@@ -65,7 +145,7 @@ def jobs(lab: Lab) -> Iterator[list[int]]:
 
     until(lambda: all(states().get(job) == "RUNNING" for job in running), "the first jobs to run")
     lab.run("ctl", "scontrol", "suspend", str(asleep))
-    waiting = sbatch(lab, waits, *small, "--hold", "--array=5-7")
+    waiting = sbatch(lab, WAITS, *SMALL, "--hold", "--array=5-7")
     yield sorted(states())
     lab.run("ctl", "scancel", *map(str, (*running, *others, waiting)))
     settled(lab)

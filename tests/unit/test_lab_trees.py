@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,21 @@ def test_a_link_to_the_release_in_use_is_one_slurm(tree: Path) -> None:
     out, said = check(tree)
     assert said == ""
     assert out.split()[:2] == ["/opt/slurm", "/opt/slurm/etc"]
+
+
+def test_the_plugin_is_built_without_the_trees_libc_headers(tree: Path, tmp_path: Path) -> None:
+    """A Slurm in /usr has its headers beside those of the tree's libc."""
+    shutil.rmtree(tree / "opt/slurm")
+    headers(tree / "usr")
+    touch(tree / "usr/include/stdint.h", b"#error of another libc\n")
+    program = (
+        "#include <stdint.h>\n#include <slurm/slurm_version.h>\nint64_t number = SLURM_VERSION_NUMBER;\n"
+    )
+    touch(tmp_path / "plugin.c", program.encode())
+    link = "from pathlib import Path; from vlablib.slurmtree import link_headers"
+    call = "; print(link_headers(Path(sys.argv[1]), Path(sys.argv[2])))"
+    for _ in range(2):  # the second finds the link
+        command = [sys.executable, "-c", f"import sys; {link}{call}", str(tree), str(tmp_path / "made")]
+        folder = subprocess.run(command, cwd=LAB, check=True, capture_output=True, text=True).stdout.strip()
+        gcc = ["cc", "-isystem", folder, "-fsyntax-only", str(tmp_path / "plugin.c")]
+        subprocess.run(gcc, check=True, timeout=60)

@@ -96,6 +96,7 @@ def test_auto_says_at_start_what_it_uses(site: Site, caplog: pytest.LogCaptureFi
     site.change(layouts={})
     assert slurm.connect(site.config("auto")).load(2) == site.expected()
     assert "Slurm's commands are used for 300 s instead of pyslurm: pyslurm 25.11.2" in caplog.text
+    assert "set controller.slurm_adapter" not in caplog.text  # it is set
     (site.package / "__init__.py").unlink()
     assert type(slurm.connect(site.config("scontrol"))) is Scontrol
 
@@ -145,6 +146,7 @@ def test_doctor_says_which_adapter_is_used_and_why(
     found = one(list(slurmaccess.check(site.config(adapter))), "slurm.adapter")
     assert found.level is level
     assert says in found.what
+    assert "set controller.slurm_adapter" not in found.what  # of two hints, doctor gives its own
     assert bool(found.hint) == (level is not Level.OK)
 
 

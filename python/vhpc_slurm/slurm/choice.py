@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.slurm.port import Slurm, SlurmError
 from vhpc_slurm.slurm.pyslurm_adapter import PySlurm, installed
-from vhpc_slurm.slurm.pyslurm_client import SlowError, UnusableError
+from vhpc_slurm.slurm.pyslurm_client import SlowError, UnusableError, without_hint
 
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
@@ -55,7 +55,7 @@ def trouble(config: Config) -> tuple[str, str]:
     try:
         return str(slurm.check()), ""
     except (UnusableError, SlowError) as err:
-        return "", err.line()
+        return "", without_hint(err)
     finally:
         slurm.close()
 

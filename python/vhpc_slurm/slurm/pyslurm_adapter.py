@@ -33,7 +33,7 @@ from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
 from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
-from vhpc_slurm.slurm.pyslurm_client import HINT, Client, SlowError, UnusableError, Versions
+from vhpc_slurm.slurm.pyslurm_client import HINT, Client, SlowError, UnusableError, Versions, without_hint
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 T = TypeVar("T")
@@ -114,7 +114,8 @@ class PySlurm(Scontrol):
     def pause(self, err: SlurmError) -> None:
         """Use Slurm's commands for RETRY_S, because of this error; only with ``fall_back``."""
         self._paused_until = time.monotonic() + RETRY_S
-        log.warning("Slurm's commands are used for %g s instead of pyslurm: %s", RETRY_S, err.line())
+        why = without_hint(err)
+        log.warning("Slurm's commands are used for %g s instead of pyslurm: %s", RETRY_S, why)
 
     def close(self) -> None:
         """End the process of pyslurm."""

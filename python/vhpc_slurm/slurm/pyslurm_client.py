@@ -43,6 +43,11 @@ class SlowError(SlurmError):
     """No answer within the deadline."""
 
 
+def without_hint(err: SlurmError) -> str:
+    """The error's line without HINT, for a reader who has that setting already, or gets another hint."""
+    return SlurmError(err.what, err.why, "" if err.hint == HINT else err.hint).line()
+
+
 @dataclass(frozen=True)
 class Versions:
     """Version of pyslurm, and of the Slurm that it was built with, such as 25.11.2 and 25.11.1."""
