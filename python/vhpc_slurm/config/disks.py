@@ -37,9 +37,7 @@ def mount_point_refusal(path: str) -> str:
             "expected, without '.' or '..' as a part and without '/' at its end, such as /local"
         )
     if path in PLACES or any(_within(path, tree) for tree in TREES):
-        return (
-            "this directory belongs to the guest's system or to homes; choose another one, such as /local"
-        )
+        return "this directory belongs to the guest's system or to homes; choose another one, such as /local"
     return ""
 
 
