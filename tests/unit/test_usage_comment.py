@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from controller_lab import allocation, identity, request
 
@@ -14,7 +15,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.cli import seff
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
-from vhpc_slurm.controller.api.usage_messages import UsagePage
+from vhpc_slurm.controller.api.usage_messages import SoFarWire, UsagePage
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.errors import FabricError, UserError
@@ -270,6 +271,23 @@ def test_seff_compares_with_what_the_job_asked_for(
     assert rows[0][:3] == ["batch", "1", "00:00:06.02"]
     assert rows[1] == ["0", "2", *["-"] * 7, "2"]
     assert lines[-1] == "no figures of guest 0 on n2: the guest had ended"
+
+
+def test_core_time_of_a_running_job_ends_with_its_figures(
+    site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten minutes on two nodes, of which one was measured now and one 4 minutes ago: 16 node-minutes."""
+    record(tmp_path, "7|7|RUNNING|600|4|alice|")
+    so_far = tuple(
+        SoFarWire(node=node, age_s=age_s, guests=(GuestUsage(0, Figures(cpu_us=480_000_000)),))
+        for node, age_s in (("n1", 0.0), ("n2", 240.0))
+    )
+    page = msgspec.structs.replace(Vhpcd().usage(7)[0], so_far=so_far)
+    monkeypatch.setattr(ControllerClient, "usage", lambda *_, **__: (page, ()))
+    assert seff.seff(site, 7, as_json=False) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "State RUNNING Figures so far, 4m00s ago" in text
+    assert "CPU Efficiency 50.00% of 00:32:00.00 core-walltime" in text
 
 
 def test_seff_prints_json(asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,15 +66,16 @@ def _accounted(config: Config, job_id: int) -> AccountedJob | None:
         return None  # the figures themselves do not need it
 
 
-def _core_us(job: AccountedJob | None, used: JobUsage) -> int:
-    """Core-walltime until the figures were measured."""
+def _core_us(job: AccountedJob | None, page: UsagePage) -> int:
+    """Core-walltime until the figures were measured, if all nodes have as many cores."""
     if job is None:
         return 0
-    return max(0, int(job.cpus * (job.elapsed_s - (used.so_far_s or 0)) * 1_000_000))
+    age_s = sum(one.age_s for one in page.so_far) / max(1, page.nodes)
+    return max(0, int(job.cpus * (job.elapsed_s - age_s) * 1_000_000))
 
 
 def _facts(job_id: int, page: UsagePage, used: JobUsage, job: AccountedJob | None) -> list[tuple[str, str]]:
-    whole, core_us, memory = used.whole, _core_us(job, used), page.memory_mib << 20
+    whole, core_us, memory = used.whole, _core_us(job, page), page.memory_mib << 20
     facts = [
         ("Job ID", f"{job_id} (generation {page.generation})"),
         ("User", page.user),
@@ -121,7 +122,7 @@ def _json(
         "so_far": None if used.so_far_s is None else {"age_s": round(used.so_far_s, 1)},
         "total": asdict(used.whole),
         "shared_folders": usagerows.shared_json(used.shared),
-        "cpu_efficiency_percent": efficiency(used.whole.cpu_us, _core_us(job, used)),
+        "cpu_efficiency_percent": efficiency(used.whole.cpu_us, _core_us(job, page)),
         "memory_efficiency_percent": efficiency(used.whole.peak_bytes, page.memory_mib << 20),
         "steps": [step_json(step) for step in used.steps],
         "guests": [

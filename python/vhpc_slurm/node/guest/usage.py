@@ -110,7 +110,7 @@ def _of_guest(asked: AskedGuest, until: float) -> GuestUsage:
 def _shared(daemons: Sequence[ProcessRef] | None) -> SharedIo | None:
     """What the daemons have read and written; None if one of them has ended or is not known.
 
-    They serve one guest each, and read and write little else: a few kilobytes when they start.
+    They serve one guest each, and read and write little else: some kilobytes when they start.
     """
     counts = [process.transferred(one) for one in daemons or ()]
     known = [one for one in counts if one is not None]
