@@ -42,6 +42,7 @@ def test_32_guests_are_one_network(lab: Lab, nodes: int, each: int) -> None:
         f"-N{nodes}",
         f"--nodelist={','.join(used)}",
         f"--ntasks-per-node={each}",
+        f"--mem={600 * each}",
         f"--vhpc-guests-per-node={each}",
         "--vhpc-network=job",
         "--vhpc-timeout=180",
