@@ -155,6 +155,14 @@ def test_a_connection_without_a_request_is_closed(mine: Web) -> None:
         assert link.recv(100) == b""
 
 
+def test_a_head_that_is_too_large_is_refused(mine: Web) -> None:
+    port = int(re.findall(r":(\d+)/", mine.address)[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+        # more than 16 KiB, and no end
+        link.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 20_000)
+        assert link.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
 @contextmanager
 def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
     """A client in the place of the site's web server."""

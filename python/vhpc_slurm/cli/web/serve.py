@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import re
@@ -17,6 +18,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, UserError
 
 try:
+    import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -40,7 +42,12 @@ HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with a limit for connections, and for the wait until one has sent its first request."""
+    """HTTP/1.1 with limits: connections, a request's head, and the wait for a connection's first request."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        # uvicorn of Debian 12 has no setting for it
+        self.conn = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection has been accepted."""
@@ -53,6 +60,15 @@ class BoundedProtocol(H11Protocol):
     def _has_begun(self) -> None:
         if self.cycle is None:
             self.transport.abort()
+
+
+class BoundedServer(uvicorn.Server):
+    """A server whose end has a limit, for which uvicorn of Debian 12 has no setting."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait for answers that are being sent; what remains is cancelled when the event loop ends."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(super().shutdown(sockets), END_S)
 
 
 def run_loopback(config: Config, port: int) -> int:
@@ -99,7 +115,7 @@ def _check_user(config: Config) -> None:
 def _serve(config: Config, access: guard.Access, listener: socket.socket) -> int:
     asker = Asker()
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    server = uvicorn.Server(
+    server = BoundedServer(
         uvicorn.Config(
             pages.guarded(config, asker, access),
             http=BoundedProtocol,
@@ -108,8 +124,6 @@ def _serve(config: Config, access: guard.Access, listener: socket.socket) -> int
             proxy_headers=False,
             limit_concurrency=CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=END_S,
-            h11_max_incomplete_event_size=MAX_HEAD,
             **settings,
         )
     )
