@@ -3,6 +3,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 int fd_prepare(int fd)
@@ -12,6 +15,23 @@ int fd_prepare(int fd)
         fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
         return -errno;
     return 0;
+}
+
+int fd_connect(const char *path)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof to.sun_path)
+        return -ENAMETOOLONG;
+    memcpy(to.sun_path, path, strlen(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0) {
+        int rc = -errno;
+        (void)close(fd);
+        return rc;
+    }
+    return fd;
 }
 
 /* Close because of the peer or an error, and inform the owner. */

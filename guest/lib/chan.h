@@ -98,4 +98,7 @@ void message_reset(struct message *m);
 /* O_NONBLOCK and FD_CLOEXEC on; 0 or -errno. */
 int fd_prepare(int fd);
 
+/* A stream socket that is connected to the one at this path; -errno if that fails. */
+int fd_connect(const char *path);
+
 #endif

@@ -6,15 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "hello.h"
 #include "tlv.h"
 #include "tty.h"
 
-enum { TICK_MS = 200, PINGS_PENDING_MAX = 8 };
+enum { TICK_MS = 200, PINGS_PENDING_MAX = 8, OWN_SIGNAL_MS = 500 };
 
 static const int relayed[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGABRT, SIGUSR1,  SIGUSR2, SIGALRM,
                               SIGTERM, SIGCONT, SIGTSTP, SIGTTIN, SIGURG,   SIGXCPU, SIGVTALRM,
@@ -179,6 +177,7 @@ static void on_close(struct chan *c, int error)
 static void pass_on(struct front *f, int number)
 {
     uint8_t raw[4];
+    f->own_signal_at[number] = now_ms();
     if (f->state == FRONT_GREETING) {
         /* Nothing runs yet: end as any program would. */
         if (number != SIGCONT && number != SIGURG && number != SIGTSTP && number != SIGTTIN)
@@ -242,6 +241,24 @@ static void signals_ready(struct source *s, short revents)
     }
 }
 
+/*
+ * A signal to the group is also one to us, and the main process must get it first: a shell whose
+ * command ends before the shell has its signal goes on with the next command. But Slurm may signal
+ * one process after the other, children first (proctrack/linuxproc).
+ */
+static void await_own_signal(struct front *f, int number)
+{
+    struct pollfd own = {.fd = f->signals.fd, .events = POLLIN};
+    long long begin = now_ms(), until = begin + OWN_SIGNAL_MS;
+    signals_ready(&f->signals, POLLIN);
+    for (long long now; (now = now_ms()) < until;) {
+        if (f->own_signal_at[number] > begin - OWN_SIGNAL_MS)
+            return;
+        if (poll(&own, 1, (int)(until - now)) > 0)
+            signals_ready(&f->signals, POLLIN);
+    }
+}
+
 /* We cannot tell a signal to us from one to our group, so another process of the group tells us. */
 static void group_ready(struct source *s, short revents)
 {
@@ -254,6 +271,8 @@ static void group_ready(struct source *s, short revents)
     if (n <= 0)
         loop_remove(&f->loop, s);
     for (ssize_t i = 0; i < n && f->signals_group; i++) {
+        if (number[i] < NSIG)
+            await_own_signal(f, number[i]);
         put_le32(raw, number[i]);
         (void)exchange_send(&f->exchange, VHPC_SIGNAL, VHPC_TO_GROUP, 0, raw, sizeof raw);
     }
@@ -290,27 +309,10 @@ static int open_signals(struct front *f)
 
 /* --- the whole --------------------------------------------------------------- */
 
-static int connect_to(const char *path)
-{
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof to.sun_path)
-        return -ENAMETOOLONG;
-    memcpy(to.sun_path, path, strlen(path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
-    if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0) {
-        int rc = -errno;
-        (void)close(fd);
-        return rc;
-    }
-    return fd;
-}
-
 static int open_channel(struct front *f, const char *path)
 {
     struct hello me;
-    int fd = connect_to(path);
+    int fd = fd_connect(path);
     if (fd < 0)
         return fd;
     int rc = fd_prepare(fd);

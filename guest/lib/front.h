@@ -7,6 +7,8 @@
 #ifndef VHPC_FRONT_H
 #define VHPC_FRONT_H
 
+#include <signal.h>
+
 #include "exchange.h"
 #include "execspec.h"
 
@@ -58,7 +60,8 @@ struct front {
     struct exchange exchange;
     struct source signals;
     struct source group;
-    bool signals_group; /* the other side can signal a process group */
+    long long own_signal_at[NSIG]; /* when this process itself got the signal of this number */
+    bool signals_group;            /* the other side can signal a process group */
     struct front_result result;
     long long deadline;
     long long watched_until; /* send PINGs until this time */

@@ -331,6 +331,29 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
     assert run.returncode == 9
 
 
+def test_a_script_gets_its_signal_before_its_commands(guest: Guest, tmp_path: Path) -> None:
+    """Else a shell goes on when SIGTERM has ended its command; Slurm may signal children first."""
+    script = tmp_path / "slurm_script"
+    script.write_text("#!/bin/sh\necho up\nsleep 600\necho after\n")
+    script.chmod(0o700)
+    for pause in (0, 0.05):
+        with subprocess.Popen(
+            [guest.bin / "vhpc-run"],
+            env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
+            stdout=subprocess.PIPE,
+            process_group=0,
+        ) as relay:
+            assert relay.stdout is not None
+            assert relay.stdout.readline() == b"up\n"
+            time.sleep(0.3)  # the command has begun
+            (teller,) = Path(f"/proc/{relay.pid}/task/{relay.pid}/children").read_text().split()
+            os.kill(int(teller), signal.SIGTERM)
+            time.sleep(pause)
+            relay.send_signal(signal.SIGTERM)
+            assert relay.stdout.read() == b""
+            assert relay.wait(WAIT_S) == -signal.SIGTERM
+
+
 GROUP = r"""#!/bin/bash
 trap 'echo main' USR1
 trap 'exit 7' TERM
