@@ -21,6 +21,8 @@ for name in others:
         subprocess.run(ping, check=True, stdout=subprocess.DEVNULL)
 print("name", here, "reaches", len(others), flush=True)
 """
+# ping, when 32 guests share few CPUs and the clock of one was late and is set
+CLOCK = "ping: Warning: time of day goes back"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def test_32_guests_are_one_network(lab: Lab, nodes: int, each: int) -> None:
     )
     assert job.wait(timeout=1800) == "COMPLETED", job.told()
     names = [f"{node}-g{index}" for node in used for index in range(each)]
-    first, *lines = job.output().splitlines()
+    first, *lines = (line for line in job.output().splitlines() if not line.startswith(CLOCK))
     assert first == f"guests {','.join(names)}"
     reached = [f"name {names[0]} reaches 32", *(f"name {name} reaches 2" for name in names[1:])]
     assert sorted(lines) == sorted(reached)
