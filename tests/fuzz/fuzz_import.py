@@ -70,7 +70,7 @@ def _layers(raw: bytes) -> None:
         raise InternalError("a path stands twice in the tar")
     if any(name.startswith("/") or ".." in name.split("/") for name in names):
         raise InternalError("a path leads out of the root")
-    if len([name for name in names if name]) != len(list(tree.walk())):
+    if len([name for name in names if name not in {"", "."}]) != len(list(tree.walk())):
         raise InternalError("the tar has other paths than the tree")
 
 

@@ -132,7 +132,7 @@ def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_all_tests_of_a_job_are_compared_where_the_nodes_have_the_programs(lab: Lab) -> None:
+def test_all_tests_of_a_job_are_compared(lab: Lab) -> None:
     """The nodes use the programs of the image, unpacked in a shared folder."""
     subprocess.run([ROOT / "scripts/publish-image", "debian-hpc"], check=True, timeout=3600)
     hpc_codes.unpack("debian-hpc")

@@ -91,6 +91,9 @@ def test_ps_shows_what_is_held_where_and_why_a_job_was_refused(vhpc: Vhpc, clien
         "HELD",
         "ON",
         "AGE",
+        "CPU",
+        "PEAK",
+        "FIGURES",
         "NOTE",
     ]
     assert first.split()[:7] == ["42", str(lease.generation), "daemon", "tiny:1", "ready", "n[1-2]", "n2"]

@@ -106,7 +106,7 @@ def test_shared_folders_of_an_old_image_go_on() -> None:
     assert (total.whole, total.shared) == (Figures(), SharedIo(2, 0))
 
 
-def test_what_one_guest_lacks_of_shared_folders_is_not_known_for_all() -> None:
+def test_what_one_guest_lacks_is_not_known_for_all() -> None:
     generation = record(42).lease.generation
 
     def shared(*guests: GuestUsage) -> SharedIo | None:

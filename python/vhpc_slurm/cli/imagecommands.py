@@ -11,7 +11,7 @@ import typer
 
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.groups import Catalog, ImageArgument
-from vhpc_slurm.cli.options import Json
+from vhpc_slurm.cli.options import Json, Labels
 
 
 def push(
@@ -61,6 +61,14 @@ def diff(
     return imagediff.diff(config.images, first, second, as_json=as_json)
 
 
+AnotherAgent = Annotated[
+    Path | None, typer.Option("--agent", metavar="FILE", help="Another vhpc-agent.", show_default=False)
+]
+AnotherInit = Annotated[
+    Path | None, typer.Option("--init", metavar="FILE", help="Another vhpc-init.", show_default=False)
+]
+
+
 def build(
     recipe: Annotated[
         str,
@@ -93,17 +101,9 @@ def build(
         Path | None,
         typer.Option("--cache", metavar="DIR", help="Cache of finished bases.", show_default=False),
     ] = None,
-    agent: Annotated[
-        Path | None,
-        typer.Option("--agent", metavar="FILE", help="Another vhpc-agent.", show_default=False),
-    ] = None,
-    init: Annotated[
-        Path | None, typer.Option("--init", metavar="FILE", help="Another vhpc-init.", show_default=False)
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", help="A label of the image; again for more."),
-    ] = None,
+    agent: AnotherAgent = None,
+    init: AnotherInit = None,
+    label: Labels = None,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> None:

@@ -17,6 +17,10 @@ ThisNode = Annotated[
     str | None,
     typer.Option("--node", metavar="NODE", help="Slurm's name of this node, if it is not the host name."),
 ]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="A label of the image; again for more."),
+]
 
 
 def config() -> Config:

@@ -15,6 +15,9 @@ from vhpc_slurm.importing.tree import RefusedError
 FIELDS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(124, 136), slice(136, 148))
 """Mode, uid, gid, size and time: octal digits up to a NUL."""
 CHECKSUM, KIND, LINK, PREFIX = slice(148, 156), slice(156, 157), slice(157, 257), 345
+DEVICE = slice(329, 345)
+NO_DEVICE = (bytes(16), b"0000000\0" * 2)
+"""Numbers of a device, as tar programs write none."""
 KINDS = (tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
 NAME_SIZE = 100
 EXTENSIONS = (*b"xgXLK",)
@@ -71,6 +74,8 @@ def _check_records(data: bytes) -> None:
 def _plain_numbers(block: bytes) -> list[int] | None:
     """Numbers of a plain and sound header; None: tarfile has to look at it."""
     if len(block) != tarfile.BLOCKSIZE or block[KIND] not in KINDS or block[PREFIX] or not block[0]:
+        return None
+    if block[DEVICE] not in NO_DEVICE:
         return None
     try:
         stated, *numbers = [int(block[at].partition(b"\0")[0], 8) for at in (CHECKSUM, *FIELDS)]

@@ -103,7 +103,7 @@ def _is_pipe(out: IO[bytes]) -> bool:
 
 
 def _entry(path: str, node: Node) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(path or "./")
+    entry = tarfile.TarInfo(path or ".")
     entry.mode, entry.uid, entry.gid, entry.mtime = node.mode, node.uid, node.gid, node.mtime
     entry.pax_headers = {XATTR + name: text for name, text in node.xattrs.items()}
     if node.children is not None:
