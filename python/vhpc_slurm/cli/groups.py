@@ -11,7 +11,7 @@ import typer
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.benchgroup import bench_app
 from vhpc_slurm.cli.databasegroup import database_app
-from vhpc_slurm.cli.options import Json, ThisNode, Labels
+from vhpc_slurm.cli.options import Json, Labels, ThisNode
 from vhpc_slurm.cli.policygroup import policy_app
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
