@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI libraries of another Debian release than that of the nodes, in guests of image debian12-hpc."""
+"""MPI libraries of another Debian release than that of the nodes, in guests of image debian12-hpc.
+
+By mpirun: with srun they do not end on Slurm 24.11 of Debian 13 (docs/mpi.md).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ IMAGE = "debian12-hpc"
 # Two ranks share the emulated CPU of a guest: they yield instead of spinning.
 YIELD = "export OMPI_MCA_mpi_yield_when_idle=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1"
 WAYS = {
-    "srun --mpi=pmix -n4": "openmpi",
-    "srun --mpi=pmi2 -n4": "mpich",
     "mpirun.openmpi --map-by ppr:2:node:OVERSUBSCRIBE -n 4": "openmpi",
     "mpirun.mpich -ppn 2 -n 4": "mpich",
 }
