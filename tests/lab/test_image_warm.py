@@ -91,6 +91,7 @@ def test_a_drained_node_is_named_and_the_other_is_warmed(lab: Lab) -> None:
     assert inodes(lab, "n1", names)
 
 
+@pytest.mark.slow  # two minutes of waiting
 def test_a_busy_node_says_so_and_its_job_goes_on(lab: Lab) -> None:
     job = lab.submit("sleep 600", "-w", "n1", "--exclusive", image=None)
     job.wait("RUNNING")
