@@ -331,18 +331,23 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
     assert run.returncode == 9
 
 
+def _script_relay(guest: Guest, script: Path) -> subprocess.Popen[bytes]:
+    """A vhpc-run that runs this batch script in the guest, as leader of a process group."""
+    return subprocess.Popen(
+        [guest.bin / "vhpc-run"],
+        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
+        stdout=subprocess.PIPE,
+        process_group=0,
+    )
+
+
 def test_a_script_gets_its_signal_before_its_commands(guest: Guest, tmp_path: Path) -> None:
     """Else a shell goes on when SIGTERM has ended its command; Slurm may signal children first."""
     script = tmp_path / "slurm_script"
     script.write_text("#!/bin/sh\necho up\nsleep 600\necho after\n")
     script.chmod(0o700)
     for pause in (0, 0.05):
-        with subprocess.Popen(
-            [guest.bin / "vhpc-run"],
-            env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
-            stdout=subprocess.PIPE,
-            process_group=0,
-        ) as relay:
+        with _script_relay(guest, script) as relay:
             assert relay.stdout is not None
             assert relay.stdout.readline() == b"up\n"
             time.sleep(0.3)  # the command has begun
@@ -368,12 +373,7 @@ def test_a_signal_to_a_scripts_group_reaches_background_jobs(guest: Guest, tmp_p
     script = tmp_path / "slurm_script"
     script.write_text(GROUP)
     script.chmod(0o700)
-    with subprocess.Popen(
-        [guest.bin / "vhpc-run"],
-        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
-        stdout=subprocess.PIPE,
-        process_group=0,
-    ) as relay:
+    with _script_relay(guest, script) as relay:
         assert relay.stdout is not None
         assert [relay.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         os.killpg(relay.pid, signal.SIGUSR1)

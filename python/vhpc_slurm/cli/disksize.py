@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import typer
 
-METAVAR = "SIZE[:/MOUNT/POINT]"
 SUFFIXES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
@@ -39,3 +39,8 @@ def parse(text: str) -> Disk:
     if colon and (why := mount_point_refusal(mount)):
         raise typer.BadParameter(f"{mount[:80]!r}: {why}")
     return Disk(mib, mount)
+
+
+def option(text: str) -> Any:
+    """The option --disk of a command, with this help."""
+    return typer.Option("--disk", metavar="SIZE[:/MOUNT/POINT]", help=text, parser=parse, show_default=False)

@@ -149,15 +149,7 @@ GuestCount = Annotated[
     int | None,
     typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
 ]
-DiskSize = Annotated[
-    disksize.Disk | None,
-    typer.Option(
-        "--disk",
-        metavar=disksize.METAVAR,
-        help="With --image: as sbatch --vhpc-disk.",
-        parser=disksize.parse,
-    ),
-]
+DiskSize = Annotated[disksize.Disk | None, disksize.option("With --image: as sbatch --vhpc-disk.")]
 AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os.path
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -59,8 +58,7 @@ def _image(config: Config, image: str | None) -> tuple[ImageIdentity | None, Pat
 def _refusal(
     config: Config, rule: Rule | None, asked: Asked, image: ImageIdentity | None, catalog: Path
 ) -> UserError | None:
-    folders = shares_under(config, rule).site
-    if why := mount_refusal(asked.disk_mount, map(os.path.normpath, folders)):
+    if why := mount_refusal(asked.disk_mount, shares_under(config, rule).site):
         return UserError(why)
     if rule is None:
         return None
@@ -221,7 +219,7 @@ def _cells(verdict: Verdict, subject: Subject) -> tuple[str, ...]:
 
 
 def unknown(rule: Rule, subject: Subject) -> str:
-    """The conditions of a rule on values of the job that are not known; empty if there are none."""
+    """The conditions of a rule that cannot be checked, because the job's value is not known; or empty."""
     conditions = (
         ("partition", rule.partitions, subject.partition),
         ("account", rule.accounts, subject.account),

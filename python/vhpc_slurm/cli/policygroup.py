@@ -36,16 +36,7 @@ Image = Annotated[
     str | None,
     typer.Option("--image", metavar="[own/]NAME[:TAG][@DIGEST]", help="Its image.", show_default=False),
 ]
-Disk = Annotated[
-    disksize.Disk | None,
-    typer.Option(
-        "--disk",
-        metavar=disksize.METAVAR,
-        help="Its --vhpc-disk.",
-        parser=disksize.parse,
-        show_default=False,
-    ),
-]
+Disk = Annotated[disksize.Disk | None, disksize.option("Its --vhpc-disk.")]
 Batch = Annotated[
     str | None,
     typer.Option("--batch", metavar="guest|host", help="Its --vhpc-batch.", show_default=False),

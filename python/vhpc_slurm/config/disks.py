@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Iterable
 from typing import Annotated
@@ -43,7 +44,8 @@ def mount_point_refusal(path: str) -> str:
 
 def hidden(path: str, folders: Iterable[str]) -> str:
     """The first of some absolute folders that is above, on or below a mount point; empty if none is."""
-    return next((one for one in folders if _within(path, one) or _within(one, path)), "")
+    clean = map(os.path.normpath, folders)
+    return next((one for one in clean if _within(path, one) or _within(one, path)), "")
 
 
 def _within(path: str, folder: str) -> bool:

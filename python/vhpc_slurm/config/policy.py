@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os.path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -179,5 +178,5 @@ def _check_mount(config: Config, rule: Rule) -> None:
         raise ValueError(f"{start}, but no default_disk_mib")
     if why := mount_point_refusal(mount):
         raise ValueError(f"{start}: {why}")
-    if folder := hidden(mount, map(os.path.normpath, config.shares.site)):
+    if folder := hidden(mount, config.shares.site):
         raise ValueError(f"{start}, but guests have the shared folder {folder} (shares.site)")

@@ -135,16 +135,20 @@ def shared_of(guests: Iterable[GuestUsage]) -> SharedIo | None:
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
-    return SharedIo(
-        min(sum(one.read_bytes for one in known), SUM_MAX),
-        min(sum(one.written_bytes for one in known), SUM_MAX),
-    )
+    return shared_total((one.read_bytes, one.written_bytes) for one in known)
+
+
+def shared_total(counts: Iterable[tuple[int, int]]) -> SharedIo:
+    """The sum of bytes read and bytes written."""
+    read = written = 0
+    for one in counts:
+        read, written = min(read + one[0], SUM_MAX), min(written + one[1], SUM_MAX)
+    return SharedIo(read, written)
 
 
 def job_usage(nodes: Iterable[NodeUsage], so_far_s: float | None = None) -> JobUsage:
     """The sum of what nodes report of one generation; ``so_far_s`` as in JobUsage."""
     reported = list(nodes)
-    whole: list[Figures] = []
     steps: dict[str, list[StepUsage]] = {}
     missing: list[tuple[str, int, str]] = []
     guests = 0
@@ -154,12 +158,13 @@ def job_usage(nodes: Iterable[NodeUsage], so_far_s: float | None = None) -> JobU
             if guest.missing:
                 missing.append((node.node, guest.index, guest.missing))
                 continue
-            whole.append(guest.whole)
             for step in guest.steps:
                 steps.setdefault(step.step, []).append(step)
     summed = [_step(name, found) for name, found in steps.items()]
     shared = shared_of(guest for node in reported for guest in node.guests)
-    return JobUsage(total(whole), tuple(sorted(summed, key=_order)), guests, tuple(missing), shared, so_far_s)
+    return JobUsage(
+        whole_of(reported), tuple(sorted(summed, key=_order)), guests, tuple(missing), shared, so_far_s
+    )
 
 
 def _step(name: str, found: list[StepUsage]) -> StepUsage:

@@ -17,7 +17,6 @@ PrologSlurmctld, and such a node knows nothing of the lease.
 
 from __future__ import annotations
 
-import os.path
 from dataclasses import replace
 
 from vhpc_slurm import policy
@@ -143,8 +142,7 @@ def misplaced(request: JobRequest, config: Config) -> str:
 
     Of the folders that guests have, those of the site are known here; nodes know the others.
     """
-    folders = policy.visible_shares(config, request).site
-    return policy.mount_refusal(request.disk_mount, map(os.path.normpath, folders))
+    return policy.mount_refusal(request.disk_mount, policy.visible_shares(config, request).site)
 
 
 def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:

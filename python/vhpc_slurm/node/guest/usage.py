@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import FIGURE_MAX, Figures, GuestUsage, SharedIo, StepUsage
-from vhpc_slurm.model.usage import SUM_MAX, total
+from vhpc_slurm.model.usage import shared_total, total
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of, number
@@ -116,8 +116,7 @@ def _shared(daemons: Sequence[ProcessRef] | None) -> SharedIo | None:
     known = [one for one in counts if one is not None]
     if daemons is None or len(known) < len(counts):
         return None
-    read, written = (min(sum(one[which] for one in known), SUM_MAX) for which in (0, 1))
-    return SharedIo(read, written)
+    return shared_total(known)
 
 
 def folded(guest: GuestUsage, most: int) -> GuestUsage:
