@@ -5,7 +5,9 @@ A TCP ping-pong of one byte (half the round trip), and a stream of 64 MiB: what
 MPI has over TCP, without the time of an MPI library, which the image has not.
 The job's guests are on its network (VXLAN between the nodes). The plain guests
 have the same kernel, machine type, memory and CPUs and the same model of
-network interface, on one bridge without VXLAN. Targets: at most 1.1 times the
+network interface, on one bridge without VXLAN. In both cases each guest has one
+CPU of its own, as guests on two nodes have: a job without a guest takes the
+first CPU of the first node. Targets: at most 1.1 times the
 latency, at least 0.95 of the bandwidth.
 """
 
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vhpcbench.common import NODE, BenchError, Lab, Report, main
-from vhpcbench.plain import GuestFacts, Plain, facts
+from vhpcbench.plain import GuestFacts, Plain, running
 
 WORK = Path(__file__).with_name("pingpong.py")
 ON_NODE = Path(__file__).with_name("mpi_plain.py")
@@ -55,7 +57,7 @@ def bench(args: argparse.Namespace) -> Report:
     lab = Lab()
     report = Report("mpi")
     lab.home(WORK.name).write_bytes(WORK.read_bytes())
-    guests = [facts(lab, args.image, node) for node in NODES]
+    guests = _guests(lab, args.image)
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     plain = PlainPair(lab, args.image, guests[0], SCRIPT.replace("{work}", WORK.read_text()))
@@ -76,16 +78,34 @@ def bench(args: argparse.Namespace) -> Report:
     return report
 
 
+def _options(image: str) -> list[str]:
+    # the limit ends a job of which nobody knows any more, such as after Ctrl-C
+    return ["-N2", "--time=10", f"--vhpc-image={image}", "--vhpc-network=job"]
+
+
+def _guests(lab: Lab, image: str) -> list[GuestFacts]:
+    """Configuration of the two guests of a job."""
+    jobs = [lab.hold(node=NODES[0])]
+    try:
+        jobs.append(lab.hold(*_options(image), node=",".join(NODES)))
+        guests = [running(lab, node) for node in NODES]
+    finally:
+        lab.cancel(*jobs)
+    if guests[0].cpus == guests[1].cpus:
+        raise BenchError(f"both guests have CPU {guests[0].cpus}: the lab's nodes need two CPUs")
+    return guests
+
+
 def _job(lab: Lab, image: str) -> dict[str, float]:
     out = "bench-mpi.out"
-    # the limit ends a job of which nobody knows any more, such as after Ctrl-C
-    options = ["-N2", "--time=10", f"--vhpc-image={image}", "--vhpc-network=job", "-o", out]
+    other = lab.hold(node=NODES[0])
     try:
-        lab.submit(JOB, *options, wait=True, node=",".join(NODES))
+        lab.submit(JOB, *_options(image), "-o", out, wait=True, node=",".join(NODES))
     except BenchError as err:
         raise BenchError(f"{err}; printed was: {_printed(lab, out)[-600:]}") from err
+    finally:
+        lab.cancel(other)
     said = _printed(lab, out)
-    lab.quiet()
     return _result(said.partition(MARKER)[2], said)
 
 

@@ -46,9 +46,14 @@ def facts(lab: Lab, image: str, node: str = NODE) -> GuestFacts:
     """Start a job and read the configuration of its guest."""
     job = lab.hold(f"--vhpc-image={image}", node=node)
     try:
-        xml = lab.run(node, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
+        return running(lab, node)
     finally:
         lab.cancel(job)
+
+
+def running(lab: Lab, node: str) -> GuestFacts:
+    """Configuration of the guest that runs on a node."""
+    xml = lab.run(node, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
     domain = ET.fromstring(xml)  # noqa: S314 - from libvirt
     tcg = domain.get("type") == "qemu"
     off = [f.get("name") for f in domain.iterfind("cpu/feature[@policy='disable']")]

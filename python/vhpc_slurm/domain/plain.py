@@ -11,6 +11,8 @@ Why they are as they are:
 - ``rng``: the host's non-blocking generator, so that a guest's boot does not wait for entropy.
 - ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; the ISA device,
   because the PCI one needs libvirt 9.1.
+- ``serial_ports``: one for the agent beside port 0, which is for consoles.  libvirt's default of 31 ports
+  has 64 queues, and QEMU's main loop, on the way of each packet, polls a descriptor for each of them.
 - ``security``: QEMU under a uid of this guest alone, so that an escape finds no files or processes of
   other guests.  Numeric ids need no passwd entry.  libvirt gives sockets, kernel and initrd to that uid
   (relabel); seccomp and the mount namespace are set for all guests in qemu.conf.
@@ -23,6 +25,7 @@ from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.record import Record
 
 PORT_NAME = "org.vhpc.agent.0"
+SERIAL_PORTS = 2
 
 
 class PlainContext(Record, frozen=True):
@@ -34,6 +37,7 @@ class PlainContext(Record, frozen=True):
     port_name: str
     console_log: str
     serial_slot: int
+    serial_ports: int
     rng_slot: int
     uid: int
     gid: int
@@ -48,6 +52,7 @@ def context(spec: DomainSpec) -> PlainContext:
         port_name=PORT_NAME,
         console_log=spec.console_log,
         serial_slot=slots.SERIAL,
+        serial_ports=SERIAL_PORTS,
         rng_slot=slots.RNG,
         uid=spec.uid,
         gid=spec.gid,
