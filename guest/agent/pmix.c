@@ -11,13 +11,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "pmixwatch.h"
+
 #define URI "PMIX_SERVER_URI"
 
 struct pmix_link {
     struct pmix_link *next;
     struct session *session; /* NULL: it is over */
     struct exchange exchange;
-    bool ended; /* on the host: what is left is written */
+    struct pmixwatch watch; /* what the program asks */
+    bool ended;             /* on the host: what is left is written */
 };
 
 /* --- connections ---------------------------------------------------------------- */
@@ -38,22 +41,38 @@ static void changed(struct exchange *x)
 
 /*
  * Open MPI sends its messages to the server, and Slurm's prints none of them. This one says that
- * the program calls MPI_Comm_spawn or the like, see OMPI_MCA_mpi_dynamics_enabled in pmi_prepare().
+ * the program calls MPI_Comm_spawn or the like although its user has switched that off
+ * (OMPI_MCA_mpi_dynamics_enabled=0). True: why has the function.
  */
-static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
+static bool says_unsupported(const uint8_t *data, size_t len, char *why, size_t size)
 {
     static const char unsupported[] = "MPI function that is not supported", name[] = "MPI_Comm_";
-    const struct pmix_link *l = x->owner;
     const uint8_t *text = memmem(data, len, unsupported, sizeof unsupported - 1), *end = data + len;
+    if (text == NULL || (text = memmem(text, (size_t)(end - text), name, sizeof name - 1)) == NULL)
+        return false;
+    size_t n = sizeof name - 1;
+    while (text + n < end && n < size / 2 && ((text[n] >= 'a' && text[n] <= 'z') || text[n] == '_'))
+        n++;
+    (void)snprintf(why, size, "calls %.*s", (int)n, (const char *)text);
+    return true;
+}
+
+/* Slurm's server answers such a request with an error; Open MPI then ends the step, silently. */
+static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
+{
+    static const char *const calls[] = {
+        [PMIXWATCH_SPAWN] = "MPI_Comm_spawn",
+        [PMIXWATCH_ACCEPT] = "MPI_Comm_accept",
+        [PMIXWATCH_CONNECT] = "MPI_Comm_connect",
+    };
+    struct pmix_link *l = x->owner;
+    enum pmixwatch_found found = pmixwatch_read(&l->watch, data, len);
     char why[128];
     (void)number;
-    if (text == NULL || (text = memmem(text, (size_t)(end - text), name, sizeof name - 1)) == NULL)
+    if (found != PMIXWATCH_NOTHING)
+        (void)snprintf(why, sizeof why, "calls %s", calls[found]);
+    else if (!says_unsupported(data, len, why, sizeof why))
         return true;
-    size_t n = sizeof name - 1;
-    while (text + n < end && n < sizeof why / 2 &&
-           ((text[n] >= 'a' && text[n] <= 'z') || text[n] == '_'))
-        n++;
-    (void)snprintf(why, sizeof why, "calls %.*s", (int)n, (const char *)text);
     pmi_not_offered(l->session, why);
     return false;
 }

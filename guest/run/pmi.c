@@ -118,35 +118,22 @@ static int need_network(struct execspec *spec)
     return rc;
 }
 
-/* Variables for Open MPI; values that the user has set stay. */
-static int add_defaults(struct execspec *spec, const char *const *variables, size_t count)
+/*
+ * Tasks of a node are in several guests, but Open MPI believes that they share memory. Values that
+ * the user has set stay.
+ */
+static int avoid_shared_memory(struct execspec *spec)
 {
+    static const char *const variables[] = {"OMPI_MCA_btl=^sm", "OMPI_MCA_coll=^sm,han,xhc",
+                                            "OMPI_MCA_osc=^sm"};
     int rc = 0;
-    for (size_t i = 0; i < count && rc == 0; i++) {
+    for (size_t i = 0; i < sizeof variables / sizeof *variables && rc == 0; i++) {
         char name[40];
         (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(variables[i], "="), variables[i]);
         if (execspec_getenv(spec, name) == NULL)
             rc = execspec_add_env(spec, variables[i]);
     }
     return rc;
-}
-
-/* Tasks of a node are in several guests, but Open MPI believes that they share memory. */
-static int avoid_shared_memory(struct execspec *spec)
-{
-    static const char *const variables[] = {"OMPI_MCA_btl=^sm", "OMPI_MCA_coll=^sm,han,xhc",
-                                            "OMPI_MCA_osc=^sm"};
-    return add_defaults(spec, variables, sizeof variables / sizeof *variables);
-}
-
-/*
- * Slurm's PMIx server cannot spawn: it cancels the step without a reason. So Open MPI is told to
- * refuse MPI_Comm_spawn itself, which it does with a text that names the function.
- */
-static int refuse_spawn(struct execspec *spec)
-{
-    static const char *const variables[] = {"OMPI_MCA_mpi_dynamics_enabled=0"};
-    return add_defaults(spec, variables, sizeof variables / sizeof *variables);
 }
 
 static int relay_pmix(struct pmi *p, struct execspec *spec, bool several)
@@ -162,7 +149,6 @@ static int relay_pmix(struct pmi *p, struct execspec *spec, bool several)
                      : forbid(spec, "the agent of the image is too old to relay PMIx: rebuild the "
                                     "image");
     spec->pmix = rc == 0;
-    rc = rc < 0 ? rc : refuse_spawn(spec);
     return rc == 0 && p->guests > 1 ? avoid_shared_memory(spec) : rc;
 }
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections import Counter
 
 import pytest
 from cluster import ROOT, Lab, without_retries
+from injection import ours
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -15,9 +17,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1800)]
 IMAGE = "debian12-hpc"
 # Two ranks share the emulated CPU of a guest: they yield instead of spinning.
 YIELD = "export OMPI_MCA_mpi_yield_when_idle=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1"
-# Open MPI 4.1 cannot end without the variable; MPICH by pmi2 does not end reliably yet (docs/mpi.md).
+# MPICH by pmi2 does not end reliably yet (docs/mpi.md).
 WAYS = {
-    "env OMPI_MCA_mpi_dynamics_enabled=1 srun --mpi=pmix -n4": "openmpi",
+    "srun --mpi=pmix -n4": "openmpi",
     "mpirun.openmpi --map-by ppr:2:node:OVERSUBSCRIBE -n 4": "openmpi",
     "mpirun.mpich -ppn 2 -n 4": "mpich",
 }
@@ -40,3 +42,18 @@ def test_ranks_of_two_nodes_find_each_other(lab: Lab, way: str) -> None:
     job.wait(timeout=600)
     found = Counter(without_retries(job.output()).splitlines())
     assert found == ring_lines("n1", "n1", "n2", "n2") + Counter(["exit 0"])
+
+
+@pytest.mark.usefixtures("_programs")
+def test_a_spawn_by_pmix_ends_with_one_line(lab: Lab) -> None:
+    script = f"{{\n{YIELD}\ntimeout 240 srun --mpi=pmix -n4 ~/ring.openmpi spawn; echo exit $?\n}} 2>&1"
+    job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", "--vhpc-network=job", image=IMAGE)
+    job.wait(timeout=600)
+    text = without_retries(job.output())
+    end = re.search(r"^exit (\d+)$", text, re.M)
+    assert end is not None, text
+    assert int(end[1]) not in (0, 124), text  # 124: timeout has ended it
+    assert set(ours(text)) == {
+        f"vhpc: step {job.id}.0 calls MPI_Comm_spawn, which is not possible with srun --mpi=pmix: start the "
+        "program with mpirun"
+    }

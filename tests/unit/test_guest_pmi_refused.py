@@ -122,45 +122,70 @@ def test_what_slurms_pmi_does_not_offer_is_refused(
     assert (tmp_path / "ended").exists() == ("spawn" in what)
 
 
-# Open MPI's text (ompi/mpi/help-mpi-api.txt), as it goes to the PMIx server inside a message.
+# A PMIx client's first message and its requests (OpenPMIx, src/mca/ptl/ptl_types.h): sender, tag, length and
+# padding; the length of the first one is in the byte order of the host.
+GREETING = struct.pack("=IIII", 2**32 - 1, 2**32 - 1, 6, 0) + b"native"
+
+
+def request(content: bytes) -> bytes:
+    return struct.pack(">IIII", 3, 117, len(content), 0) + content
+
+
+# One command (its count as a number of flexible length, or as an int32), then what it is about.
+FLEXIBLE, FIXED = b"\x02", b"\0\0\0\x01"
+SPAWN, PUBLISH = b"\x09", b"\x06"
+PORT = b"\x02\x33" + b"2719678465.0:1804289383:%s\0\x06"
+# Open MPI's text (ompi/mpi/help-mpi-api.txt) if its user has switched MPI_Comm_spawn off: command 16, "log".
 HELP = (
-    "\\0\\0-----\\nYour application has invoked an MPI function that is not supported in\\n"
-    "this environment.\\n\\n  MPI function: MPI_Comm_spawn_multiple\\n  Reason:       Enabled\\n-----\\n\\0"
+    b"\x10\0\0-----\nYour application has invoked an MPI function that is not supported in\n"
+    b"this environment.\n\n"
+    b"  MPI function: MPI_Comm_spawn_multiple\n  Reason:       Enabled\n-----\n\0"
 )
-SPAWN = f"""
-import os, socket, time
+ASKS = {
+    "spawn": (FLEXIBLE + SPAWN + b"\0\x15\x02", "MPI_Comm_spawn"),
+    "spawn of PMIx 3": (FIXED + SPAWN + b"\0\0\0\x01\0\0", "MPI_Comm_spawn"),
+    "accept": (FLEXIBLE + PUBLISH + PORT % b"accept", "MPI_Comm_accept"),
+    "connect": (FLEXIBLE + PUBLISH + PORT % b"connect", "MPI_Comm_connect"),
+    "switched off": (FLEXIBLE + HELP, "MPI_Comm_spawn_multiple"),
+}
+ASK = """
+import os, socket, sys, time
 port = int(os.environ["PMIX_SERVER_URI41"].rpartition(":")[2])
 link = socket.create_connection(("127.0.0.1", port))
-link.sendall(b"hello")
-assert link.recv(5) == b"hello"
-link.sendall(b"{HELP}")
+for message in sys.argv[1:]:
+    link.sendall(bytes.fromhex(message))
+    assert link.recv(5) == b"hello"
 time.sleep(60)
 """
 
 
-def test_what_slurms_pmix_does_not_offer_is_refused(guest: Guest, tmp_path: Path) -> None:
-    """Open MPI is told not to spawn, and its text, which Slurm's server does not print, becomes our line."""
+@pytest.mark.parametrize("ask", ASKS)
+def test_what_slurms_pmix_does_not_offer_is_refused(guest: Guest, tmp_path: Path, ask: str) -> None:
+    """Slurm's server would answer with an error, and Open MPI would then end the step without a reason."""
     scancel = tmp_path / "host" / "scancel"
     scancel.parent.mkdir()
     scancel.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/ended\n')
     scancel.chmod(0o755)
+    said = [GREETING, request(FLEXIBLE + b"\x02"), request(ASKS[ask][0])]
     heard = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             with listener.accept()[0] as link:
-                link.sendall(link.recv(5))
+                for message in said[:2]:
+                    heard.append(link.recv(len(message), socket.MSG_WAITALL))
+                    link.sendall(b"hello")
                 heard.append(link.recv(100))
 
         thread = Thread(target=serve)
         thread.start()
         step = pmi_step(listener.getsockname()[1], VHPC_RUN_COMMAND_PATH=str(scancel.parent))
-        done = in_step(guest, step, "python3", "-c", SPAWN)
+        done = in_step(guest, step, "python3", "-c", ASK, *(message.hex() for message in said))
         thread.join(WAIT_S)
-    assert (done.returncode, done.stdout, heard) == (126, b"", [b""])
-    assert done.stderr == (
-        b"vhpc: step 42.1 calls MPI_Comm_spawn_multiple, which is not possible with srun --mpi=pmix: "
-        b"start the program with mpirun\n"
+    assert (done.returncode, done.stdout, heard) == (126, b"", [*said[:2], b""])
+    assert done.stderr.decode() == (
+        f"vhpc: step 42.1 calls {ASKS[ask][1]}, which is not possible with srun --mpi=pmix: "
+        "start the program with mpirun\n"
     )
     assert "42.1" in (tmp_path / "ended").read_text()
 
