@@ -37,7 +37,7 @@ REQUEST_S = 10.0
 MAX_REQUEST = 8 << 20
 """Longest request in bytes: environment and word."""
 IDLE = 4
-"""How many children wait for another hook at most; each has some MiB of its own."""
+"""How many children wait for another hook at most; each has 4 MiB of its own."""
 HOOKS = 100
 """How many hooks a child runs at most: it never collects garbage."""
 KNOWN = 200
