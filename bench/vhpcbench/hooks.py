@@ -119,7 +119,7 @@ def _judged(report: Report, found: dict[str, list[float]]) -> Report:
 
 @contextmanager
 def _group(lab: Lab) -> Iterator[Path]:
-    """A control group for CPU time with the lab's vhpc-hookd in it."""
+    """A control group for CPU time with the lab's vhpc-hookd and its children in it."""
     top = Path("/sys/fs/cgroup/cpuacct")
     if not top.is_dir():
         top = Path("/sys/fs/cgroup")
@@ -129,14 +129,20 @@ def _group(lab: Lab) -> Iterator[Path]:
     (own,) = [line.split(":")[2] for line in before if line.split(":")[1] in ("cpuacct", "")][:1]
     try:
         group.mkdir()
-        (group / "cgroup.procs").write_text(str(daemon))
+        for pid in (daemon, *_children(daemon)):
+            (group / "cgroup.procs").write_text(str(pid))
     except OSError as err:
         raise BenchError(f"no control group can be made below {top}: {err}") from err
     try:
         yield group
     finally:
-        (top / own.lstrip("/") / "cgroup.procs").write_text(str(daemon))
+        for member in (group / "cgroup.procs").read_text().split():
+            (top / own.lstrip("/") / "cgroup.procs").write_text(member)
         group.rmdir()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _used_ms(group: Path) -> float:

@@ -70,3 +70,19 @@ def test_a_syslog_that_hangs_does_not_stop_a_hook(
                 others.sendto(b"x", f"{run_dir}/log")
         assert common.main("prolog-slurmctld", refused) == 1
     assert "job 42: INFO lease 42.1 forged\n" in capsys.readouterr().err
+
+
+def test_a_process_that_runs_several_hooks_has_a_log_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common.log, "handlers", [])
+    config = Config(paths=Paths(log=str(tmp_path)))
+    for job in ("42", "43"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        assert common.main("prolog-slurmctld", refused, config) == 1
+        common.close_log()
+    lines = (tmp_path / "hooks.log").read_text().splitlines()
+    said = ["INFO lease 42.1 forged", "ERROR vhpcd does not answer"]
+    assert [line.partition("] ")[2] for line in lines] == [
+        f"job {job}: {text}" for job in ("42", "43") for text in said
+    ]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ from vhpc_slurm.hooks import hookd, slurmctld
 folder = Path(sys.argv[1])
 hookd.SOCKET = folder / "run/socket"
 hookd.DEFAULT_PATH = config.DEFAULT_PATH = folder / "vhpc.toml"
+hookd.HOOKS, hookd.KNOWN = 5, 2
 def prolog(config):
     print("hook", os.environ["SLURM_JOB_ID"], os.environ["SPANK_VHPC_IMAGE"], len(os.environ), flush=True)
     print("said", config.controller.port, file=sys.stderr)
+    if "PIDS" in os.environ: print(os.getpid(), file=open(os.environ["PIDS"], "a"))
     return int(os.environ.get("STATUS", "0"))
 def epilog(config):
     command = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -116,6 +119,12 @@ class Rig:
         process = self.start(word, environment)
         out, _ = process.communicate(timeout=60)
         return process.returncode, out
+
+    def children(self) -> set[int]:
+        """Pids of vhpc-hookd's children."""
+        assert self.daemon is not None
+        pids = Path(f"/proc/{self.daemon.pid}/task/{self.daemon.pid}/children").read_text().split()
+        return {int(pid) for pid in pids}
 
     def begun(self) -> tuple[int, int]:
         """Pids of the hook that runs and of its command."""
@@ -218,6 +227,57 @@ def test_many_hooks_run_at_once(rig: Rig) -> None:
     processes = [rig.start("prolog", JOB | {"SLURM_JOB_ID": str(number)}) for number in range(60)]
     said = {process.communicate(timeout=60)[0] for process in processes}
     assert said == {f"hook {number} debian 3\n" for number in range(60)}
+
+
+def test_a_child_runs_one_hook_after_another(rig: Rig) -> None:
+    rig.serve()
+    pids = rig.folder / "pids"
+    for number in range(12):
+        more = {f"MORE{one}": "x" for one in range(number % 3)}
+        process = rig.start("prolog", JOB | more | {"PIDS": str(pids), "STATUS": str(number)})
+        said = process.communicate(timeout=60)
+        assert said == (f"hook 7 debian {5 + number % 3}\n", "said 1234\n")
+        assert process.returncode == number
+    one, *_ = found = pids.read_text().split()
+    assert found[:5] == [one] * 5
+    assert len(set(found)) == 3, "a child is replaced after so many hooks"
+    until(lambda: len(rig.children()) == 1)
+
+
+def test_children_that_wait_are_few_and_end_with_hookd(rig: Rig) -> None:
+    daemon = rig.serve()
+    processes = [rig.start("prolog", JOB) for _ in range(30)]
+    assert {process.communicate(timeout=60)[0] for process in processes} == {"hook 7 debian 3\n"}
+    until(lambda: len(rig.children()) <= hookd.IDLE)
+    waiting = rig.children()
+    assert waiting
+    daemon.kill()
+    daemon.wait()
+    until(lambda: all(map(gone, waiting)))
+
+
+def test_with_many_children_further_ones_run_one_hook(rig: Rig) -> None:
+    rig.serve()
+    busy = [rig.start("epilog") for _ in range(2)]
+    until(lambda: len(rig.children()) == 2)
+    pids = rig.folder / "pids"
+    for _ in range(2):
+        assert rig.run("prolog", JOB | {"PIDS": str(pids)})[1] == "hook 7 debian 4\n"
+        until(lambda: len(rig.children()) == 2)
+    assert len(set(pids.read_text().split())) == 2
+    (rig.folder / "go").touch()
+    for process in busy:
+        process.communicate(timeout=60)
+        assert process.returncode == 7
+
+
+def test_a_child_that_was_killed_while_it_waited_is_replaced(rig: Rig) -> None:
+    rig.serve()
+    for _ in range(3):
+        assert rig.run()[1] == "hook 7 debian 3\n"
+        for child in rig.children():
+            os.kill(child, signal.SIGKILL)
+            until(partial(gone, child))
 
 
 def test_a_changed_configuration_is_read(rig: Rig) -> None:

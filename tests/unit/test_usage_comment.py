@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -178,6 +179,23 @@ def test_comments_wait_for_no_acknowledgement(
     later = Acknowledgement(Generation(8, 0, "0123abcd"), "n2", clean=True)
     deliver(site, Vhpcd(), tmp_path, ACK, later)
     assert seen == [[]]
+
+
+def test_a_hook_that_holds_a_node_does_not_wait_for_accounting(site: Config, tmp_path: Path) -> None:
+    go, sacct = tmp_path / "go", tmp_path / "sacct"
+    record(tmp_path, f"7|7|COMPLETED|12|4|alice|{IMAGE}")
+    waiting = f"#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.02; done\n"
+    sacct.write_text(sacct.read_text().replace("#!/bin/sh\n", waiting))
+    outbox.put(tmp_path / "outbox", ACK)
+    assert acknowledging.deliver(site, Vhpcd(), tmp_path / "outbox", hold=False) == 0
+    assert outbox.pending(tmp_path / "outbox") == []
+    assert not (tmp_path / "calls").exists()
+    go.touch()
+    end = time.monotonic() + 30
+    while not (tmp_path / "calls").exists() or not changes(tmp_path):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7 set AdminComment={IMAGE}; {WORDS}"]
 
 
 def test_without_guests_there_is_nothing_to_report(site: Config, tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ class _Syslog(logging.Handler):
         except OSError:
             self._stderr.emit(record)
 
+    def close(self) -> None:
+        """Close the socket."""
+        self._link.close()
+        super().close()
+
     def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's own name
         """Also of stderr."""
         super().setFormatter(fmt)
@@ -188,3 +193,13 @@ def _open_log(config: Config, name: str) -> None:
             handler.setFormatter(full)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+
+
+def close_log() -> None:
+    """Close what ``main`` has opened: the next hook of this process opens its own log."""
+    for handler in tuple(log.handlers):
+        handler.flush()
+        log.removeHandler(handler)
+        handler.close()
+        if isinstance(handler, logging.StreamHandler) and handler.stream is not sys.stderr:
+            handler.stream.close()

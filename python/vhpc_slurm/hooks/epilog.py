@@ -45,8 +45,9 @@ def run(config: Config) -> int:
             for generation in sorted(ending):
                 _clear(layout, env, generation)
     finally:
-        # also when the node is drained: a key need not wait for a device in quarantine
-        left = acknowledging.deliver(config, client, layout.outbox)
+        # also when the node is drained: a key need not wait for a device in quarantine; the job's nodes
+        # need not wait for the accounting database
+        left = acknowledging.deliver(config, client, layout.outbox, hold=False)
         if left:
             common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)

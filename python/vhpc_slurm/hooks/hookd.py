@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc-hookd: has the modules of slurmctld's hooks in memory, and forks for each hook.
+"""vhpc-hookd: has the modules of slurmctld's hooks in memory, in children that run the hooks.
 
 Python's start and imports cost ten times as much as what PrologSlurmctld and EpilogSlurmctld do.
 The programs of these names (``hookd/``) ask this process over a socket, and run a Python of their
-own without it.  The child serves its client alone, from reading the request (``hookd/ask.c``) to
-sending the exit status, so that nothing is lost when this process ends.
+own without it.  A child serves its client alone, from reading the request (``hookd/ask.c``) to
+sending the exit status, so that nothing is lost when this process ends.  Then it waits for another
+client: a fork, with the pages that the child copies, costs as much as half of a hook.  A child has
+one client at a time, so as many children as there are hooks run at once.
 
 A hook that runs here is the same as in a process of its own: environment, stdout and stderr are
 those of its client, and it ends with its client, which slurmctld may kill.
@@ -15,8 +17,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 import gc
-import logging
 import os
+import select
 import signal
 import socket
 import struct
@@ -26,7 +28,7 @@ from pathlib import Path
 from vhpc_slurm.config import DEFAULT_PATH, Config, load
 from vhpc_slurm.controller import exchange
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.hooks import slurmctld, start
+from vhpc_slurm.hooks import common, slurmctld, start
 
 SOCKET = Path("/run/vhpc-hookd/socket")
 """In a folder that only SlurmUser may enter; hookd/CMakeLists.txt names it as well."""
@@ -34,6 +36,12 @@ REQUEST_S = 10.0
 """How long a client may take to send its request."""
 MAX_REQUEST = 8 << 20
 """Longest request in bytes: environment and word."""
+IDLE = 4
+"""How many children wait for another hook at most; each has 4 MiB of its own."""
+HOOKS = 100
+"""How many hooks a child runs at most: it never collects garbage."""
+KNOWN = 200
+"""From so many children on, further ones run one hook: each of the others takes a descriptor here."""
 BACKLOG = 4096
 """Clients that may wait; more run without this process."""
 _LENGTH = struct.Struct("=I")
@@ -45,15 +53,92 @@ def entry() -> int:
     installed = start.version()
     with _listen(SOCKET) as listener:
         _prepare()
-        configuration = _Configuration()
+        children = _Children(listener)
         while True:
-            link, _ = listener.accept()
-            with link:
+            with children.accept() as link:
                 # The client runs its hook with the new files, and systemd starts this process again.
                 if start.mixed(installed):
                     return 0
                 if _uid(link) in (0, os.geteuid()):
-                    _fork(listener, link, configuration.current())
+                    children.give(link)
+
+
+class _Children:
+    """The children, and those of them that wait for a hook."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._configuration = _Configuration()
+        self._all: dict[int, socket.socket] = {}
+        self._idle: list[socket.socket] = []
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def accept(self) -> socket.socket:
+        """The next client."""
+        while True:
+            ready = [fd for fd, _ in self._poll.poll()]
+            # first the children: one that has ended its hook takes the next client
+            for fd in ready:
+                if fd in self._all:
+                    self._hear(self._all[fd])
+            if self._listener.fileno() in ready:
+                return self._listener.accept()[0]
+
+    def give(self, link: socket.socket) -> None:
+        """Have a child serve this client; without memory for one, the client runs its hook itself."""
+        while self._idle:
+            child = self._idle.pop()
+            try:
+                socket.send_fds(child, [b"c"], [link.fileno()])
+            except OSError:  # it has ended
+                self._drop(child)
+            else:
+                return
+        with contextlib.suppress(OSError):
+            self._fork(link)
+
+    def _hear(self, child: socket.socket) -> None:
+        """A child has ended its hook, or itself."""
+        try:
+            waits = child.recv(1) != b""
+        except OSError:
+            waits = False
+        if waits and len(self._idle) < IDLE:
+            self._idle.append(child)
+        else:
+            self._drop(child)
+
+    def _drop(self, child: socket.socket) -> None:
+        """Close a child's socket; the child ends when it has no client."""
+        if child in self._idle:
+            self._idle.remove(child)
+        self._poll.unregister(child)
+        del self._all[child.fileno()]
+        child.close()
+
+    def _fork(self, link: socket.socket) -> None:
+        self._configuration.current()  # so that children need not read it
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        most = HOOKS if len(self._all) < KNOWN else 1
+        with theirs:
+            try:
+                child = os.fork()
+            except OSError:
+                ours.close()
+                raise
+            if child == 0:
+                try:
+                    for other in (self._listener, ours, *self._all.values()):
+                        other.close()
+                    _work(theirs, link, self._configuration, most)
+                finally:
+                    os._exit(1)
+        if most == 1:
+            ours.close()
+            return
+        self._all[ours.fileno()] = ours
+        self._poll.register(ours, select.POLLIN)
 
 
 class _Configuration:
@@ -99,44 +184,66 @@ def _uid(link: socket.socket) -> int:
     return int(uid)
 
 
-def _fork(listener: socket.socket, link: socket.socket, config: Config | None) -> None:
-    """Serve one client in a child; without memory for it, the client runs its hook itself."""
-    with contextlib.suppress(OSError):
-        if os.fork() == 0:
-            try:
-                listener.close()
-                _serve(link, config)
-            finally:
-                os._exit(1)
-
-
-def _serve(link: socket.socket, config: Config | None) -> None:
-    """Run the hook that the client asks for; the process ends with it."""
+def _work(parent: socket.socket, link: socket.socket, configuration: _Configuration, most: int) -> None:
+    """Serve at most so many clients one after another, first ``link``; the process ends with it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for left in reversed(range(most)):
+        with link:
+            status = _serve(link, configuration)
+            # slurmctld waits until nobody has the hook's stdout
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            if left:
+                with contextlib.suppress(OSError):
+                    parent.send(b"w")  # first, so that the next client finds it waiting
+            if status is not None:
+                with contextlib.suppress(OSError):
+                    link.sendall(bytes([status]))
+        found = _given(parent) if left else None
+        if found is None:
+            break
+        link = found
+    os._exit(0)
+
+
+def _given(parent: socket.socket) -> socket.socket | None:
+    """The next client; None when vhpc-hookd wants no more of this child, or has ended."""
+    try:
+        _, found, _, _ = socket.recv_fds(parent, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        return None
+    return socket.socket(fileno=found[0]) if found else None
+
+
+def _serve(link: socket.socket, configuration: _Configuration) -> int | None:
+    """Run the hook that the client asks for; its exit status, or None if the client has asked for none.
+
+    The process ends if the client goes before the hook's end.
+    """
     link.settimeout(REQUEST_S)
     try:
         word, environment = _request(link)
         if word not in slurmctld.HOOKS:
-            return
+            return None
         link.sendall(b"R")
         streams = _streams(link)
     except (OSError, EOFError):
-        return
+        return None
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
     os.environb.clear()
     os.environb.update(environment)
     link.settimeout(None)
-    _thread.start_new_thread(_end_with, (link,))  # costs a fifth of a threading.Thread
-    status = slurmctld.entry(word, None if "VHPC_CONFIG" in os.environ else config)
-    logging.shutdown()
+    watch = _Watch(link)
+    status = slurmctld.entry(word, None if "VHPC_CONFIG" in os.environ else configuration.current())
+    common.close_log()
     sys.stdout.flush()
     sys.stderr.flush()
-    with contextlib.suppress(OSError):
-        link.sendall(bytes([status]))
-    os._exit(0)
+    watch.end()
+    return status
 
 
 def _request(link: socket.socket) -> tuple[str, dict[bytes, bytes]]:
@@ -172,8 +279,25 @@ def _streams(link: socket.socket) -> list[int]:
     return streams
 
 
-def _end_with(link: socket.socket) -> None:
-    """End this hook and its commands when the client does."""
-    with contextlib.suppress(OSError):
-        link.recv(1)
-    os.killpg(0, signal.SIGKILL)
+class _Watch:
+    """Ends this process and its commands when its client goes."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._over = link, False
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        _thread.start_new_thread(self._wait, ())  # costs a fifth of a threading.Thread
+
+    def _wait(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.recv(1)
+        if not self._over:
+            os.killpg(0, signal.SIGKILL)
+        self._ended.release()
+
+    def end(self) -> None:
+        """The hook has ended: the client may go."""
+        self._over = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RD)  # ends recv in the thread
+        self._ended.acquire()

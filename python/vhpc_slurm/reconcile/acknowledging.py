@@ -18,6 +18,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
+from vhpc_slurm.node.host import apart
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
@@ -30,11 +31,17 @@ RECORD_S = 5.0
 LOOK_S = 0.5
 
 
-def deliver(config: Config, client: ControllerClient, folder: Path) -> int:
+def deliver(config: Config, client: ControllerClient, folder: Path, *, hold: bool = True) -> int:
     """Send the acknowledgements that wait in the outbox, then write comments; returns how many still wait.
 
     Comments come last, because they wait for accounting. After a command of Slurm has failed no further
     one is tried: many acknowledgements may have waited, and each command may take until its deadline.
+
+    Args:
+        config: names vhpcd and Slurm's commands.
+        client: of vhpcd.
+        folder: the outbox.
+        hold: False: a process that continues when this hook ends writes the comments; no lock may be held.
     """
     complete: list[Generation] = []
 
@@ -45,9 +52,14 @@ def deliver(config: Config, client: ControllerClient, folder: Path) -> int:
             complete.append(ack.generation)
 
     left = outbox.flush(folder, send)
-    for generation in complete:
-        if not _comment(config, client, generation):
-            break
+
+    def comment() -> None:
+        for generation in complete:
+            if not _comment(config, client, generation):
+                break
+
+    if complete and (hold or not apart.run(comment)):
+        comment()
     return left
 
 

@@ -25,6 +25,7 @@ from vhpc_slurm.terminal import printable
 
 MARKER = "VHPC_GENERATION"
 _DEAD = "ZX"
+_POLL_S = 0.02
 _SCAN_S = 5.0
 _SCAN_MOST_S = 20.0
 SETPRIV = "/usr/bin/setpriv"
@@ -371,10 +372,17 @@ def last_lines(data: bytes) -> str:
 def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
     """Wait until a process has ended; False if it still runs after ``timeout_s``."""
     until = time.monotonic() + timeout_s
-    while alive(ref):
-        if time.monotonic() >= until:
-            return False
-        time.sleep(0.02)
+    with contextlib.ExitStack() as opened:
+        fds = []
+        with contextlib.suppress(OSError):  # it has ended, or its pid is that of a thread now
+            fds.append(os.pidfd_open(ref.pid))
+            opened.callback(os.close, fds[0])
+        while alive(ref):
+            if time.monotonic() >= until:
+                return False
+            # a pidfd may tell of the end before the last thread is reaped, or, with a tracer, long after it
+            if select.select(fds, [], [], _POLL_S)[0] and alive(ref):
+                time.sleep(_POLL_S)
     return True
 
 
