@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
@@ -30,9 +31,12 @@ RECORD_S = 5.0
 LOOK_S = 0.5
 
 
-def deliver(config: Config, client: ControllerClient, folder: Path) -> int:
+def deliver(
+    config: Config, client: ControllerClient, folder: Path, unkept: Sequence[Acknowledgement] = ()
+) -> int:
     """Send the acknowledgements that wait in the outbox, then write comments; returns how many still wait.
 
+    Those in ``unkept`` had no room there: what vhpcd does not get now, a health check finds missing.
     Comments come last, because they wait for accounting. After a command of Slurm has failed no further
     one is tried: many acknowledgements may have waited, and each command may take until its deadline.
     """
@@ -45,6 +49,11 @@ def deliver(config: Config, client: ControllerClient, folder: Path) -> int:
             complete.append(ack.generation)
 
     left = outbox.flush(folder, send)
+    try:
+        for ack in unkept:
+            send(ack)
+    except FabricError as err:
+        log.warning("a health check will acknowledge it again: %s", err.line())
     for generation in complete:
         if not _comment(config, client, generation):
             break
