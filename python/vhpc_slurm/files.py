@@ -32,11 +32,23 @@ def write_beside(path: Path, new: Path, data: bytes, mode: int = 0o600) -> None:
     assert new.parent == path.parent
     new.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(new, flags, mode), "wb") as out:
-        os.fchmod(out.fileno(), mode)  # whatever the umask is
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
+    fd = os.open(new, flags, mode)
+    try:
+        os.fchmod(fd, mode)  # whatever the umask is
+        write(fd, data)
+        os.fsync(fd)
+    except OSError:
+        new.unlink(missing_ok=True)  # a part of it would take space of a file system that has none
+        raise
+    finally:
+        os.close(fd)
+
+
+def write(fd: int, data: bytes) -> None:
+    """Write all of ``data``; write(2) takes a part where a file system becomes full, and fails only then."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def replace(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -84,15 +84,20 @@ class FakeUfm:
         self._fabric = fabric
         self._lock = threading.Lock()
         self.ca = folder / "ca.pem"
-        make_certificates(folder, host)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(folder / "server.pem", folder / "server.key")
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.ufm = self
-        self._server.context = context
+        self.renew(host)
         self.url = f"https://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
+
+    def renew(self, host: str = "127.0.0.1") -> None:
+        """Have a new CA, in the file of the old one, and a certificate of it."""
+        folder = self.ca.parent
+        make_certificates(folder, host)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.pem", folder / "server.key")
+        self._server.context = context
 
     def stop(self) -> None:
         if not self._thread.is_alive():

@@ -3,109 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from boot_rig import GENERATION, NODE, boot_layout, lease
-from node_rig import publish
+from boot_rig import GENERATION, NODE, boot_layout
+from prolog_rig import Node, prolog_node
 from stepd import needs_root
 
 from vhpc_slurm import policy
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hooks import barrier, bringup, common, prolog
-from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, NodeReport, Segment
+from vhpc_slurm.hooks import barrier, bringup
+from vhpc_slurm.model import Allocation, Generation, LeaseState, Segment
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot import permission
-from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
-from vhpc_slurm.node.guest import libvirtd, refusal, shares
-from vhpc_slurm.node.host import inventory
-from vhpc_slurm.node.store import joblock, kinds, statefile
-from vhpc_slurm.node.store.journal import Journal, Stopped, generations, read_entries
-from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.node.guest import refusal
+from vhpc_slurm.node.store import joblock, kinds
+from vhpc_slurm.node.store.journal import Journal, Stopped, generations
 from vhpc_slurm.reconcile import purged_jobs
-from vhpc_slurm.slurm.scontrol import Scontrol
 
-layout = boot_layout
+layout, node = boot_layout, prolog_node
 pytestmark = needs_root
-DAEMON = 1  # an account that every machine has
-
-
-@dataclass
-class Node:
-    """This node during one Prolog: what the boot does is put in, what Slurm and vhpcd hear is noted."""
-
-    layout: Layout
-    lease: Lease
-    drained: list[str] = field(default_factory=list)
-    requeued: list[int] = field(default_factory=list)
-    acknowledged: list[Acknowledgement] = field(default_factory=list)
-    answers: list[Lease | VhpcError] = field(default_factory=list)
-    """What vhpcd answers to the next questions; afterwards the lease."""
-    outcome: BaseException | None = None
-    waits: int = 0
-    told: list[tuple[str, str, tuple[str, str]]] = field(default_factory=list)
-    may_requeue: bool = True
-    reports: list[NodeReport] = field(default_factory=list)
-
-    def ask(self, *_: object) -> Lease:
-        answer = self.answers.pop(0) if self.answers else self.lease
-        if isinstance(answer, VhpcError):
-            raise answer
-        return answer
-
-    def boot(self, work: Boot) -> Generator[None, None, None]:
-        work.journal.acquire(kinds.IMAGE, "image:x", digest="sha256:" + "0" * 64)
-        for _ in range(self.waits):
-            yield
-        if self.outcome is not None:
-            raise self.outcome
-
-    def requeue(self, job_id: int) -> None:
-        if not self.may_requeue:
-            raise FabricError("scontrol requeue failed", "Job is not requeuable")
-        self.requeued.append(job_id)
-
-    def run(self) -> int:
-        return prolog.run(self.layout.config)
-
-    @property
-    def state(self) -> dict[str, str]:
-        """What the SPANK plugin reads."""
-        return statefile.read_state(self.layout.state_file(42))
-
-    @property
-    def held(self) -> list[str]:
-        """Kinds in the journal of the generation."""
-        return [entry.kind for entry in read_entries(self.layout.journals, GENERATION)]
-
-
-@pytest.fixture
-def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
-    found = Node(layout, lease(publish(layout), uid=DAEMON))
-    layout.journals.mkdir(parents=True)
-    for name, value in (("JOB_ID", "42"), ("JOB_UID", str(DAEMON))):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    monkeypatch.setattr(ControllerClient, "lease", found.ask)
-    monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
-    monkeypatch.setattr(
-        ControllerClient, "report_timeline", lambda _, _line, report: found.reports.append(report)
-    )
-    monkeypatch.setattr(Scontrol, "requeue", lambda _, job_id: found.requeue(job_id))
-    monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
-    monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
-    monkeypatch.setattr(shares, "of_job", lambda *_: ())
-    monkeypatch.setattr(libvirtd, "connect", lambda *_: nullcontext())
-    monkeypatch.setattr(bringup, "boot", found.boot)
-    return found
 
 
 def test_guests_that_are_ready_are_announced_to_the_plugin(node: Node) -> None:

@@ -20,6 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.config.database import Database
+from vhpc_slurm.slurm import commands
 from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError, Slurm, SlurmError
 from vhpc_slurm.slurm.pyslurm_adapter import PySlurm
 from vhpc_slurm.slurm.pyslurm_client import UnusableError
@@ -240,6 +244,15 @@ def test_a_slurmctld_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) 
     with pytest.raises(SlurmError, match=r"no answer within 0\.3 s"):
         Scontrol(str(tmp_path), timeout_s=0.3).load(1)
     assert time.monotonic() - began < 30
+
+
+def test_a_host_of_slurmctld_that_is_off_has_its_time(tmp_path: Path) -> None:
+    """Each command asks it first: two connections of TCPTimeout, which is 2 s in slurm.conf(5)."""
+    script(tmp_path / "scontrol", "#!/bin/sh\nexec sleep 60\n")
+    controller = Controller(slurm_bin=str(tmp_path), backup_hosts=("ctl2",))
+    config = Config(controller=controller, database=Database(engine="mariadb"))
+    with pytest.raises(SlurmError, match=r"no answer within 4\.3 s"):
+        commands(config, 0.3).load(1)
 
 
 def test_missing_commands_are_said_to_be_missing(tmp_path: Path) -> None:

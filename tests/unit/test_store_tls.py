@@ -46,24 +46,28 @@ def certificate(folder: Path, name: str) -> Path:
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """A user's database on a server that listens on TCP with TLS."""
     folder = tmp_path_factory.mktemp("tls")
-    pem, port = certificate(folder, "server"), free_port()
     certificate(folder, "other")
+    with mariadb_server.mariadb_server() as server:
+        yield secured(server, folder)
+
+
+def secured(server: Server, folder: Path) -> Database:
+    pem, port = certificate(folder, "server"), free_port()
     (folder / "password").write_text("secret\n")
     (folder / "password").chmod(0o600)
-    with mariadb_server.mariadb_server() as server:
-        server.stop()
-        listening(server, pem, port)
-        settings = server.database()
-        server.query("CREATE USER 'vhpc'@'%' IDENTIFIED BY 'secret' REQUIRE SSL")
-        server.query(f"GRANT ALL ON {settings.name}.* TO 'vhpc'@'%'")
-        yield msgspec.structs.replace(
-            settings,
-            host="localhost",
-            port=port,
-            user="vhpc",
-            password_file=str(folder / "password"),
-            tls_ca=str(pem),
-        )
+    server.stop()
+    listening(server, pem, port)
+    settings = server.database()
+    server.query("CREATE USER 'vhpc'@'%' IDENTIFIED BY 'secret' REQUIRE SSL")
+    server.query(f"GRANT ALL ON {settings.name}.* TO 'vhpc'@'%'")
+    return msgspec.structs.replace(
+        settings,
+        host="localhost",
+        port=port,
+        user="vhpc",
+        password_file=str(folder / "password"),
+        tls_ca=str(pem),
+    )
 
 
 def listening(server: Server, pem: Path, port: int) -> None:
@@ -86,6 +90,25 @@ def test_another_authority_or_name_is_refused(remote: Database) -> None:
         MariaStore(msgspec.structs.replace(remote, tls_ca=other), ME)
     with pytest.raises(FabricError, match=r"CERTIFICATE_VERIFY_FAILED.*127\.0\.0\.1"):
         MariaStore(msgspec.structs.replace(remote, host="127.0.0.1"), ME)
+
+
+def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) -> None:
+    """vhpcd goes on: its connection is lost with the server, and a new one reads the file."""
+    with mariadb_server.mariadb_server() as server:
+        settings = secured(server, tmp_path)
+        store = MariaStore(settings, ME)
+        pem, before = Path(settings.tls_ca), Path(settings.tls_ca).read_bytes()
+        server.stop()
+        certificate(tmp_path, "server")
+        listening(server, pem, settings.port)
+        new = pem.read_bytes()
+        pem.write_bytes(before)
+        with pytest.raises(FabricError, match="CERTIFICATE_VERIFY_FAILED"):
+            MariaStore(settings, ME)
+        pem.write_bytes(new)
+        with store.transaction():
+            store.renew()
+        store.close()
 
 
 def test_a_server_that_wants_tls_gets_no_clear_text(remote: Database) -> None:

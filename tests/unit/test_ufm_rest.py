@@ -286,6 +286,16 @@ def test_a_certificate_of_another_ca_is_refused(ufm: FakeUfm, tmp_path: Path) ->
     assert site.client.version() == "6.22.1-3"
 
 
+def test_a_renewed_ca_is_used_without_a_restart(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:
+    assert site.client.version() == "6.22.1-3"
+    old = (tmp_path / "ca.pem").read_bytes()
+    ufm.renew()
+    assert site.client.version() == "6.22.1-3"
+    (tmp_path / "ca.pem").write_bytes(old)
+    with pytest.raises(FabricError, match="cannot be trusted"):
+        site.client.version()
+
+
 def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
     with fake_ufm(tmp_path, host="ufm.example") as ufm:
         site = Site(ufm, tmp_path, timeout_s=1.0)

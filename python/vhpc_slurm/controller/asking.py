@@ -23,6 +23,8 @@ CONNECT_S = 1.5
 """The most seconds for a connection to one of several hosts; one that is off does not answer at all."""
 NEXT_S, MOST_S = 1.0, 2.0
 """Seconds without an answer until another host is asked, and the most until one is asked again."""
+CLOSED = "connection closed"
+"""What is said of a vhpcd that answers nothing: so it treats what munge does not authenticate."""
 CLOSE_S = 0.5
 """Seconds to wait until vhpcd closes an answered connection."""
 
@@ -56,7 +58,7 @@ class Link(msgspec.Struct, eq=False):
             raise FabricError("the program at vhpcd's address is not vhpcd", f"a message of {size} bytes")
         chunk = self.socket.recv(min(size - len(self.data), 65536))
         if not chunk:
-            raise EOFError("connection closed")
+            raise EOFError(CLOSED)
         self.data += chunk
         if len(self.data) < size or len(self.data) == wire.HEADER.size:
             return None

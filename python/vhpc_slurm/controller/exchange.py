@@ -18,7 +18,7 @@ from typing import TypeVar
 from vhpc_slurm import errors, munge
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.asking import Round
+from vhpc_slurm.controller.asking import CLOSED, Round
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.munge import CredentialError, Munge
@@ -28,6 +28,8 @@ _KINDS: dict[str, type[VhpcError]] = {
 }
 _Answer = TypeVar("_Answer", bound=wire.Answer)
 
+_CHECK = "check that vhpcd runs there: systemctl status vhpcd"
+_UNANSWERED = "does this host have the same munge.key? vhpcd's log says why it closes connections"
 FAILOVER_S = 20.0
 """With several vhpcd a client waits so long in addition, in seconds, for one that takes over."""
 
@@ -79,7 +81,7 @@ class Exchange:
                         f"{'no active vhpcd' if self._several else 'vhpcd'} at {where} "
                         f"{'answers' if self._several else 'does not answer'}",
                         f"{err or type(err).__name__}; tried for {limit_s:g} s",
-                        "check that vhpcd runs there: systemctl status vhpcd",
+                        _UNANSWERED if CLOSED in str(err) else _CHECK,
                     ) from err
             # A thousand nodes must not come back in step.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret

@@ -103,11 +103,8 @@ class UfmClient:
         self._writer = writer
         self._token_file = token_file
         self._timeout_s = timeout_s
-        try:
-            self._tls = ssl.create_default_context(cafile=ca or None)
-        except OSError as err:
-            raise FabricError(f"cannot read the certificates in {ca}", str(err), "see fabric.ufm_ca") from err
-        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._ca = ca
+        self._context()
 
     def version(self) -> str:
         """UFM's version: the cheapest request that needs the token."""
@@ -171,7 +168,7 @@ class UfmClient:
             data = msgspec.json.encode(body)
         deadline = time.monotonic() + self._timeout_s
         connection = http.client.HTTPSConnection(
-            self._host, self._port, timeout=self._timeout_s, context=self._tls
+            self._host, self._port, timeout=self._timeout_s, context=self._context()
         )
         connection.response_class = _bounded(deadline)
         try:
@@ -209,6 +206,16 @@ class UfmClient:
                 str(err),
                 "check the address and the token: UFM may send its login page instead of an error",
             ) from err
+
+    def _context(self) -> ssl.SSLContext:
+        """The trusted certificates, read for each request as well: a site renews them while vhpcd runs."""
+        try:
+            found = ssl.create_default_context(cafile=self._ca or None)
+        except OSError as err:
+            what = f"cannot read the certificates in {self._ca}"
+            raise FabricError(what, str(err), "see fabric.ufm_ca") from err
+        found.minimum_version = ssl.TLSVersion.TLSv1_2
+        return found
 
     def _token(self) -> str:
         """The token, read for each request: the site may change it while vhpcd runs."""

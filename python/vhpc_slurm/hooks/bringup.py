@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Generator
 
-from vhpc_slurm import slurm
+from vhpc_slurm import files, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
@@ -52,15 +51,15 @@ def run(
 ) -> int:
     """Act on the lease of a job, or on the error in its place; None: clear the node first, then ask vhpcd.
 
-    ``times`` is when vhpcd was asked, and when it had answered.
+    ``times`` is when vhpcd was asked, and when it had answered, in seconds since the host's boot.
     """
     try:
         client, cleared = ControllerClient(config), list[Generation]()
         if lease is None:
             cleared = _clear_stale(layout, env)
-            began = time.time()
+            began = statefile.uptime()
             lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
-            times = (began, time.time())
+            times = (began, statefile.uptime())
         if isinstance(lease, FabricError):
             raise lease
         for old in cleared:
@@ -68,7 +67,7 @@ def run(
                 _queue_clean(layout, env, old, "cleared by Prolog")
         return _prepare(config, layout, env, client, lease, times)
     except FabricError as err:
-        _requeue(config, env, err)
+        requeue(config, env, err)
         return 0
     except (NodeError, TeardownError) as err:
         common.drain(config, env.node, err)
@@ -89,7 +88,7 @@ def _prepare(
         _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
         acknowledging.deliver(config, client, layout.outbox)
         return 0
-    asked, answered = times
+    asked, answered = (timeline.at(one) for one in times)
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("python", timeline.process_began(), asked)
     recorder.note("lease", asked, answered)
@@ -117,7 +116,7 @@ def _bring_up(job: _Job, began: float) -> None:
             with job.recorder.stage("barrier"):
                 barrier.wait(job.config, job.client, job.lease, plan)
         _write_ready(job, plan)
-        common.log.info("ready in %.2f s", time.time() - began)
+        common.log.info("ready in %.2f s", timeline.now() - began)
     except UserError as err:
         _fail_job(job, err)
     except Stopped:
@@ -126,6 +125,12 @@ def _bring_up(job: _Job, began: float) -> None:
         return
     except FabricError as err:
         _try_again(job, err)
+        return
+    except OSError as err:
+        if not files.is_full(err):
+            raise
+        what = f"a file system of {job.env.node} is full"
+        _try_again(job, FabricError(what, f"{err.strerror}: {err.filename or 'paths.state or paths.run'}"))
         return
     except (NodeError, TeardownError):
         teardown.tear_down(job.layout, job.journal, job.recorder)
@@ -292,7 +297,10 @@ def _fail_job(job: _Job, error: UserError) -> None:
     barrier.report_failure(job.client, job.lease, job.env.node, error, fields["message"])
     if refused:
         fields["alarm"] = refused
-    _write_state(job, fields)
+    try:
+        _write_state(job, fields)
+    except FabricError as err:  # the plugin refuses the job's tasks without it, too
+        common.log.warning("the job's user is not told: %s", err.line())
     teardown.release_guests(job.layout, job.journal, job.recorder)
 
 
@@ -316,14 +324,14 @@ def _copy_consoles(job: _Job) -> str:
 
 def _try_again(job: _Job, error: FabricError) -> None:
     """Requeue the job; if it may not be requeued, let it fail with the reason."""
-    if _requeue(job.config, job.env, error):
+    if requeue(job.config, job.env, error):
         teardown.tear_down(job.layout, job.journal, job.recorder)
         return
     hint = "; ".join(filter(None, (error.hint, "the job may not be requeued: submit it again")))
     _fail_job(job, UserError(error.what, error.why, hint))
 
 
-def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
+def requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
     """Requeue a job that cannot be prepared although the node is not at fault.
 
     The job may have ended already (this Prolog was late).  Otherwise vhpcd

@@ -11,6 +11,7 @@ import syslog
 from collections.abc import Callable
 from pathlib import Path
 
+from vhpc_slurm import files
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.model import Lease
@@ -132,6 +133,27 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _File(logging.Handler):
+    """Appends messages to a file; to stderr those for which its file system has no room."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._stderr = logging.StreamHandler()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one line."""
+        try:
+            files.write(self._fd, f"{self.format(record)}\n".encode(errors="backslashreplace"))
+        except OSError:
+            self._stderr.emit(record)
+
+    def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's own name
+        """Also of stderr."""
+        super().setFormatter(fmt)
+        self._stderr.setFormatter(fmt)
+
+
 class _Syslog(logging.Handler):
     """Sends messages to syslog; to stderr those that it does not take in time."""
 
@@ -182,7 +204,7 @@ def _open_log(config: Config, name: str) -> None:
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        handler = logging.StreamHandler(os.fdopen(os.open(path, flags, 0o640), "a"))
+        handler = _File(os.open(path, flags, 0o640))
         handler.setFormatter(full)
     except OSError:
         try:

@@ -39,15 +39,16 @@ def run(config: Config) -> int:
         ending.add(lease.generation)
     for generation in ending:
         joblock.write_tombstone(layout, generation)
+    unkept: list[outbox.Acknowledgement] = []
     try:
         with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
             _hand_over_console(config, lease, layout, env)
             for generation in sorted(ending):
-                _clear(layout, env, generation)
+                _clear(layout, env, generation, unkept)
     finally:
         # also when the node is drained: a key need not wait for a device in quarantine; the job's nodes
         # need not wait for the accounting database
-        left = acknowledging.deliver(config, client, layout.outbox, hold=False)
+        left = acknowledging.deliver(config, client, layout.outbox, unkept, hold=False)
         if left:
             common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)
@@ -56,13 +57,23 @@ def run(config: Config) -> int:
     return 0
 
 
-def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
-    """Tear one generation down and queue its acknowledgement."""
+def _clear(
+    layout: Layout, env: common.HookEnv, generation: Generation, unkept: list[outbox.Acknowledgement]
+) -> None:
+    """Tear one generation down and queue its acknowledgement, or add it to ``unkept``."""
+
+    def queue(*, clean: bool, note: str) -> None:
+        line = timeline.read_timeline(layout.timeline(generation))
+        used = usage.of_node(layout.usage(generation), generation, env.node)
+        ack = outbox.Acknowledgement(generation, env.node, clean, note, line, used)
+        if not outbox.put(layout.outbox, ack):
+            unkept.append(ack)
+
     alarm = _alarm(layout, generation)
     try:
         teardown.clear(layout, generation, env.node)
     except quarantine.QuarantinedError as err:
-        _queue(layout, env, generation, clean=True, note=err.line())
+        queue(clean=True, note=err.line())
         if not drain_policy.must_drain(
             layout, slurm.commands(layout.config, slurm.HOOK_TIMEOUT_S), env.node, err.records
         ):
@@ -71,10 +82,10 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         common.drain(layout.config, env.node, err)
         raise
     except VhpcError as err:
-        _queue(layout, env, generation, clean=False, note=err.line())
+        queue(clean=False, note=err.line())
         common.drain(layout.config, env.node, err)
         raise TeardownError(err.what, err.why, err.hint) from err
-    _queue(layout, env, generation, clean=True, note=alarm)
+    queue(clean=True, note=alarm)
     common.log.info("clean")
 
 
@@ -83,14 +94,6 @@ def _alarm(layout: Layout, generation: Generation) -> str:
     state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
     return ALARM + state["alarm"] if ours and "alarm" in state else ""
-
-
-def _queue(
-    layout: Layout, env: common.HookEnv, generation: Generation, *, clean: bool, note: str = ""
-) -> None:
-    line = timeline.read_timeline(layout.timeline(generation))
-    used = usage.of_node(layout.usage(generation), generation, env.node)
-    outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line, used))
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:

@@ -27,8 +27,19 @@ def run(config: Config) -> int:
     """Prepare this node for the job that Slurm names in the environment."""
     env = common.HookEnv.read()
     layout = Layout(config)
+    try:
+        return _run(config, env, layout)
+    except joblock.NoRoomError as err:
+        start.load_rest("vhpc_slurm.hooks.prolog")
+        from vhpc_slurm.hooks import bringup
+
+        bringup.requeue(config, env, err)
+        return 0
+
+
+def _run(config: Config, env: common.HookEnv, layout: Layout) -> int:
     with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S):
-        asked = time.time()
+        asked = time.clock_gettime(time.CLOCK_BOOTTIME)
         lease: Lease | FabricError | None = None
         if not _has_journal(layout, env.job_id):
             try:
@@ -37,7 +48,7 @@ def run(config: Config) -> int:
                 )
             except FabricError as err:
                 lease = err
-        answered = time.time()
+        answered = time.clock_gettime(time.CLOCK_BOOTTIME)
         start.load_rest("vhpc_slurm.hooks.prolog")
         from vhpc_slurm.hooks import bringup
 

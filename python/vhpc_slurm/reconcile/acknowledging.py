@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
 from vhpc_slurm.node.host import apart
 from vhpc_slurm.node.store import outbox
@@ -31,7 +32,14 @@ RECORD_S = 5.0
 LOOK_S = 0.5
 
 
-def deliver(config: Config, client: ControllerClient, folder: Path, *, hold: bool = True) -> int:
+def deliver(
+    config: Config,
+    client: ControllerClient,
+    folder: Path,
+    unkept: Sequence[Acknowledgement] = (),
+    *,
+    hold: bool = True,
+) -> int:
     """Send the acknowledgements that wait in the outbox, then write comments; returns how many still wait.
 
     Comments come last, because they wait for accounting. After a command of Slurm has failed no further
@@ -41,6 +49,7 @@ def deliver(config: Config, client: ControllerClient, folder: Path, *, hold: boo
         config: names vhpcd and Slurm's commands.
         client: of vhpcd.
         folder: the outbox.
+        unkept: those that had no room there; what vhpcd does not get now, a health check finds missing.
         hold: False: a process that continues when this hook ends writes the comments; no lock may be held.
     """
     complete: list[Generation] = []
@@ -52,6 +61,11 @@ def deliver(config: Config, client: ControllerClient, folder: Path, *, hold: boo
             complete.append(ack.generation)
 
     left = outbox.flush(folder, send)
+    try:
+        for ack in unkept:
+            send(ack)
+    except FabricError as err:
+        log.warning("a health check will acknowledge it again: %s", err.line())
 
     def comment() -> None:
         for generation in complete:

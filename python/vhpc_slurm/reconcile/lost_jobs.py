@@ -140,7 +140,12 @@ def _waited(layout: Layout, unstarted: Sequence[Generation]) -> dict[Generation,
         before = {}
     since = {str(generation): min(now, before.get(str(generation), now)) for generation in unstarted}
     if since != before:
-        files.replace(path, msgspec.json.encode(since))
+        try:
+            files.replace(path, msgspec.json.encode(since))
+        except OSError as err:
+            if not files.is_full(err):
+                raise
+            log.warning("no room for %s: %s", path, err.strerror)  # their time begins anew
     return {generation: now - since[str(generation)] for generation in unstarted}
 
 

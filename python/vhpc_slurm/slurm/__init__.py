@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 HOOK_TIMEOUT_S = 10.0
 """Deadline of a command in a hook on a node: longer than vhpcd's, because a hook asks only once."""
+OFF_S = 4.0
+"""So much longer a command may take for each backup: it connects up to twice to a host that is off, and gives
+each up after TCPTimeout of slurm.conf (2 s by default)."""
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 USERS_SBCAST = Path("/usr/local/bin/sbcast")
 """Where vhpc's sbcast is found before Slurm's."""
@@ -50,12 +53,13 @@ def connect(config: Config) -> Slurm:
 def commands(config: Config, timeout_s: float = 5.0) -> Slurm:
     """The adapter over Slurm's own commands, whatever ``controller.slurm_adapter`` names.
 
-    pyslurm needs not be installed on nodes.
+    pyslurm needs not be installed on nodes.  With several controllers each command has ``OFF_S`` more.
     """
     from vhpc_slurm.slurm.scontrol import Scontrol
 
     controller = config.controller
-    return Scontrol(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=timeout_s)
+    limit_s = timeout_s + OFF_S * len(controller.backup_hosts)
+    return Scontrol(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=limit_s)
 
 
 def accounting(config: Config, timeout_s: float = 10.0) -> Accounting:

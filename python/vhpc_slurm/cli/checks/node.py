@@ -23,6 +23,8 @@ from vhpc_slurm.node.host import accounts, inventory
 TIMEOUT_S = 15
 PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/find")
 LIBVIRT_FOLDER = Path("/var/lib/libvirt/qemu")
+MIN_RUN_MIB = 16
+"""Less than this in the run folder is reported: kernels and initrds of images alone may need as much."""
 _VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
@@ -228,12 +230,25 @@ def run_folder(path: str, mounts: str) -> CheckResult:
     """Whether the run folder, which must not survive a reboot, is on a tmpfs."""
     kind = filesystem_of(path, mounts)
     if kind in ("tmpfs", "ramfs"):
+        free = _free_mib(path)
+        if free is not None and free < MIN_RUN_MIB:
+            hint = "free some space: jobs with guests are requeued when there is none"
+            return warn("node.run", f"{path} has {free} MiB left", hint)
         return ok("node.run", f"{path} is on {kind}")
     return warn(
         "node.run",
         f"{path} is on {kind}: it would still list jobs that a reboot ended",
         "put it on a tmpfs, or empty it at boot with systemd-tmpfiles",
     )
+
+
+def _free_mib(path: str) -> int | None:
+    """MiB that are free in the file system of a folder; None if there is no such folder."""
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize >> 20
 
 
 def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[CheckResult]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.limits import limits_of
-from vhpc_slurm.node.store import disks, images, kinds, room, uids
+from vhpc_slurm.node.store import disks, images, kinds, room, timeline, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
@@ -33,7 +32,7 @@ def stage_image(work: Boot) -> Iterator[None]:
     digest = work.image.digest
     work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
     room.pin(work.layout, work.image, str(work.lease.generation))
-    lineage, began = peers.begin(work), time.time()
+    lineage, began = peers.begin(work), timeline.now()
     work.staged = yield from images.stage(work.layout, work.image, work.account, lineage)
     if work.staged.sources:
         said = ", ".join(f"{source} {size}" for source, size in work.staged.sources)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store.layout import Layout
@@ -23,6 +23,10 @@ from vhpc_slurm.node.store.layout import Layout
 BRIEF_S = 10.0
 """Seconds that an Epilog waits for a holder marked as brief before it ends that one too."""
 _BRIEF = "brief"
+
+
+class NoRoomError(FabricError):
+    """The run folder's file system is full."""
 
 
 @contextlib.contextmanager
@@ -41,6 +45,7 @@ def held(
     Raises:
         NodeError: another holder kept it for ``timeout_s``.
         TeardownError: the holder does not end.
+        NoRoomError: a Prolog cannot leave its name there, by which an Epilog could end it.
     """
     path = layout.lock(job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,12 +65,22 @@ def held(
             raise NodeError(f"job {job_id} is locked by another hook", _holder_text(path))
         time.sleep(0.05)
     try:
-        me = process.start_time(os.getpid())
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {me} {_BRIEF if brief else ''}\n".encode(), 0)
+        _sign(fd, path, brief=brief, may_fail=end_holder or brief)
         yield
     finally:
         os.close(fd)
+
+
+def _sign(fd: int, path: Path, *, brief: bool, may_fail: bool) -> None:
+    me = process.start_time(os.getpid())
+    os.ftruncate(fd, 0)
+    try:
+        os.pwrite(fd, f"{os.getpid()} {me} {_BRIEF if brief else ''}\n".encode(), 0)
+    except OSError as err:
+        if not files.is_full(err):
+            raise
+        if not may_fail:
+            raise NoRoomError(f"no room for the lock {path}", err.strerror or str(err)) from err
 
 
 def write_tombstone(layout: Layout, generation: Generation) -> None:

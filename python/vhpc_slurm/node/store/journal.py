@@ -12,12 +12,16 @@ A version of vhpc that writes records which earlier versions would misread raise
 FORMAT, and gives such records a field ``v`` with that number.  A new kind of
 resource, or new data of a kind that an earlier version need not know for the
 release, does not need this.
+
+A full file system takes no resource and holds none back: what cannot be announced is not taken,
+and a release that cannot be noted may be repeated, because all releases are idempotent.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -25,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE, NodeError
+from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.record import Record
+
+log = logging.getLogger("vhpc")
 
 FORMAT = 1
 """The newest records that this version reads; those of format 1 have no ``v``."""
@@ -58,6 +64,7 @@ class Journal:
 
     Raises:
         NodeError: the folder or file cannot be written.
+        FabricError: their file system is full.
     """
 
     def __init__(self, folder: Path, generation: Generation) -> None:
@@ -91,6 +98,7 @@ class Journal:
         Raises:
             Stopped: the job has been ended meanwhile.
             NodeError: the journal cannot be written.
+            FabricError: its file system is full.
         """
         if self._stop is not None and self._stop.exists():
             raise Stopped(f"generation {self.generation} was ended")
@@ -107,7 +115,11 @@ class Journal:
 
     def released(self, key: str) -> None:
         """Mark a resource as released; its release was verified."""
-        self._append({"event": "released", "key": key})
+        try:
+            self._append({"event": "released", "key": key})
+        except FabricError as err:
+            # Others take it for held until this journal is removed, and its release may be repeated.
+            log.warning("the release of %s is not noted: %s", key, err.line())
         self._held.pop(key, None)
 
     def held(self) -> list[Entry]:
@@ -136,12 +148,25 @@ class Journal:
     def _append(self, record: dict[str, Any]) -> None:
         line = json.dumps({"t": round(time.time(), 3), **record}, separators=(",", ":")) + "\n"
         try:
-            os.write(self._fd, line.encode())
-            os.fsync(self._fd)
+            self._write(line.encode())
         except OSError as err:
             raise self._unwritable(err) from err
 
-    def _unwritable(self, err: OSError) -> NodeError:
+    def _write(self, line: bytes) -> None:
+        """Append a whole line or nothing."""
+        before = os.fstat(self._fd).st_size
+        try:
+            files.write(self._fd, line)
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, before)
+            raise
+
+    def _unwritable(self, err: OSError) -> NodeError | FabricError:
+        if files.is_full(err):
+            why = err.strerror or str(err)
+            hint = f"make space in the file system of {self.path.parent}; the job is tried again"
+            return FabricError(f"no room for the journal {self.path}", why, hint)
         return NodeError(f"cannot write the journal {self.path}", str(err), "check the disk")
 
     def _replay(self) -> None:

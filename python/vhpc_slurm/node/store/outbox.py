@@ -8,6 +8,7 @@ acknowledgement may be late, but never lost.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline
 from vhpc_slurm.record import Record
+
+log = logging.getLogger("vhpc")
 
 LOCK_S = 10.0
 """Longest wait for another hook that queues or removes an acknowledgement, in seconds."""
@@ -34,13 +37,25 @@ class Acknowledgement(Record, frozen=True):
     usage: NodeUsage | None = None
 
 
-def put(folder: Path, ack: Acknowledgement) -> Path:
-    """Queue an acknowledgement durably, in place of an earlier one of the same generation."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"{ack.generation}.json"
-    with files.locked(_lock(folder), LOCK_S):
-        files.replace(path, msgspec.json.encode(ack))
-    return path
+def put(folder: Path, ack: Acknowledgement) -> bool:
+    """Queue an acknowledgement durably, in place of an earlier one of the same generation.
+
+    False: its file system is full.  Then vhpcd's lease shows that it is missing, and a health check
+    makes a new one (``reconcile.audit``); it may also be sent at once.
+
+    Raises:
+        OSError: it cannot be written for another reason.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with files.locked(_lock(folder), LOCK_S):
+            files.replace(folder / f"{ack.generation}.json", msgspec.json.encode(ack))
+    except OSError as err:
+        if not files.is_full(err):
+            raise
+        log.warning("no room for the acknowledgement of %s in %s: %s", ack.generation, folder, err.strerror)
+        return False
+    return True
 
 
 def pending(folder: Path) -> list[Path]:

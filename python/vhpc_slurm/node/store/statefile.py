@@ -15,7 +15,8 @@ import struct
 import time
 from pathlib import Path
 
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm import files
+from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Generation
 
 LIMIT = 4000
@@ -48,6 +49,7 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
     Raises:
         ValueError: a key is in neither ``PLUGIN_KEYS`` nor ``HOOK_KEYS``.
         NodeError: it cannot be written.
+        FabricError: its file system is full.
     """
     if unknown := fields.keys() - PLUGIN_KEYS - HOOK_KEYS:
         raise ValueError(f"keys that no reader of a state file knows: {sorted(unknown)}")
@@ -65,6 +67,9 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
             out.write("\n".join(lines) + "\n")
         part.rename(path)
     except OSError as err:
+        part.unlink(missing_ok=True)
+        if files.is_full(err):
+            raise FabricError(f"no room for {path}", err.strerror or str(err)) from err
         raise NodeError(f"cannot write {path}", str(err)) from err
 
 

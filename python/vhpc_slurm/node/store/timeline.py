@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -14,16 +15,36 @@ import msgspec
 from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, Stage, Timeline
 
+log = logging.getLogger("vhpc")
+
+
+_BOOTED = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def now() -> float:
+    """Seconds of the Unix epoch, as if nobody had set the clock since this process began.
+
+    Otherwise a stage in which the clock is set would have taken an hour, or less than nothing.
+    """
+    return at(time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def at(uptime_s: float) -> float:
+    """The same of a moment that ``statefile.uptime`` has told."""
+    return _BOOTED + uptime_s
+
 
 def process_began() -> float:
     """Start time of this process in seconds of the Unix epoch, exact to a tick (10 ms), from proc(5)."""
     ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age
+    return at(ticks / os.sysconf("SC_CLK_TCK"))
 
 
 class Recorder:
-    """Collects stages and keeps them on disk, so that a crash loses only the current one."""
+    """Collects stages and keeps them on disk, so that a crash loses only the current one.
+
+    No job and no release waits for figures: where the disk is full they are kept in memory only.
+    """
 
     def __init__(self, path: Path, generation: Generation, node: str) -> None:
         self._path = path
@@ -35,18 +56,18 @@ class Recorder:
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "") -> Iterator[None]:
         """Measure a stage; a failed stage is kept with its error as detail."""
-        began = time.time()
+        began = now()
         self._doing = (name, time.monotonic())
         try:
             yield
         except BaseException as err:
-            self._add(Stage(name, began, time.time(), f"failed: {err}"))
+            self._add(Stage(name, began, now(), f"failed: {err}"))
             raise
-        self._add(Stage(name, began, time.time(), detail))
+        self._add(Stage(name, began, now(), detail))
 
     def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
         """Add a stage that ends now or at the given time."""
-        self._add(Stage(name, began, ended or time.time(), detail))
+        self._add(Stage(name, began, ended or now(), detail))
 
     def doing(self) -> tuple[str, float]:
         """The last stage that began, and how many seconds ago."""
@@ -59,10 +80,15 @@ class Recorder:
 
     def _add(self, stage: Stage) -> None:
         self._stages.append(stage)
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self._path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(self.timeline()))
-        part.rename(self._path)
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.write_bytes(msgspec.json.encode(self.timeline()))
+            part.rename(self._path)
+        except OSError as err:
+            log.warning("the stage %s is not kept: %s", stage.name, err)
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def read_timeline(path: Path) -> Timeline | None:

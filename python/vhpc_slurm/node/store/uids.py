@@ -62,8 +62,13 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:
                 continue  # another job's Prolog was faster; this job must not release its allocation
-            with os.fdopen(fd, "w") as out:
-                out.write(generation)
+            try:
+                files.write(fd, generation.encode())
+            except OSError:
+                path.unlink()  # without a name it would be nobody's
+                raise
+            finally:
+                os.close(fd)
             rotation.used(uid)
             return uid
     raise NodeError("no free uid for a guest", f"all {config.uid_count} are in use", "raise guests.uid_count")

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpcd whose disk is full: it says so in one line, and keeps what it has confirmed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
+from small_fs import fill, mounted
+from stepd import needs_root
+from vhpcd_process import Vhpcd, make
+
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import LeaseState
+
+pytestmark = [needs_root, pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")]
+FULL = r"vhpcd cannot use its database .*full \(make room on its disk\)"
+
+
+@pytest.fixture
+def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
+    found = make(tmp_path, daemon)
+    with mounted(Path(found.config.controller.database).parent, pages=512):
+        found.start()
+        yield found
+        if found.process is not None:
+            stop(found.process)
+
+
+def confirmed(client: ControllerClient, first: int) -> tuple[int, str]:
+    """Open leases until one is refused; returns its job, and the line."""
+    for job in range(first, first + 2000):
+        try:
+            client.open_generation(request(job), allocation())
+        except FabricError as err:
+            return job, err.line()
+    raise AssertionError("the disk did not become full")
+
+
+def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
+    client = vhpcd.client
+    client.open_generation(request(1), allocation())
+    client.lease(1, 0, "n1", 5)
+    others = fill(Path(vhpcd.config.controller.database).parent, pages=8)
+    job, line = confirmed(client, 2)
+    assert re.search(FULL, line)
+    jobs = [record.lease.generation.job_id for record in client.leases()]
+    assert jobs == list(range(1, job)), "what was confirmed is there, and only that"
+    others.unlink()
+    assert client.open_generation(request(job), allocation()).state is LeaseState.READY
+    client.ending(1, 0)
+    (first,) = client.leases(job_id=1)
+    assert first.lease.state is LeaseState.ENDING
+    assert "Traceback" not in vhpcd.log
+    vhpcd.kill()
+    vhpcd.start()
+    assert len(vhpcd.client.leases()) == job
+
+
+def test_a_vhpcd_killed_on_a_full_disk_starts_with_space(vhpcd: Vhpcd) -> None:
+    others = fill(Path(vhpcd.config.controller.database).parent, pages=8)
+    job, _ = confirmed(vhpcd.client, 1)
+    vhpcd.kill()
+    others.unlink()
+    vhpcd.start()
+    assert len(vhpcd.client.leases()) == job - 1
