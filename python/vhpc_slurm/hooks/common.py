@@ -133,18 +133,21 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
-class _File(logging.Handler):
-    """Appends messages to a file; to stderr those for which its file system has no room."""
+class _OrStderr(logging.Handler):
+    """Sends messages to one place, and to stderr those that it does not take."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._fd = fd
         self._stderr = logging.StreamHandler()
 
+    def send(self, record: logging.LogRecord) -> None:
+        """Send one message; OSError: it is not taken."""
+        raise NotImplementedError
+
     def emit(self, record: logging.LogRecord) -> None:
-        """Append one line."""
+        """Send one message."""
         try:
-            files.write(self._fd, f"{self.format(record)}\n".encode(errors="backslashreplace"))
+            self.send(record)
         except OSError:
             self._stderr.emit(record)
 
@@ -154,14 +157,30 @@ class _File(logging.Handler):
         self._stderr.setFormatter(fmt)
 
 
-class _Syslog(logging.Handler):
-    """Sends messages to syslog; to stderr those that it does not take in time."""
+class _File(_OrStderr):
+    """Appends messages to a file, whose file system may be full."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+
+    def send(self, record: logging.LogRecord) -> None:
+        """Append one line."""
+        files.write(self._fd, f"{self.format(record)}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+        super().close()
+
+
+class _Syslog(_OrStderr):
+    """Sends messages to syslog, which may not take them in time."""
 
     def __init__(self, ident: str) -> None:
         """OSError: there is no syslog."""
         super().__init__()
         self._ident = ident
-        self._stderr = logging.StreamHandler()
         self._link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._link.settimeout(SYSLOG_S)
         try:
@@ -170,24 +189,16 @@ class _Syslog(logging.Handler):
             self._link.close()
             raise
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def send(self, record: logging.LogRecord) -> None:
         """Send one datagram in the form of RFC 3164; syslog adds time and host."""
         severity = _SEVERITY.get(record.levelno, syslog.LOG_ERR)
         line = f"<{syslog.LOG_DAEMON | severity}>{self._ident}: {self.format(record)}"
-        try:
-            self._link.send(line.encode(errors="backslashreplace")[:MAX_DATAGRAM])
-        except OSError:
-            self._stderr.emit(record)
+        self._link.send(line.encode(errors="backslashreplace")[:MAX_DATAGRAM])
 
     def close(self) -> None:
         """Close the socket."""
         self._link.close()
         super().close()
-
-    def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's own name
-        """Also of stderr."""
-        super().setFormatter(fmt)
-        self._stderr.setFormatter(fmt)
 
 
 def _open_log(config: Config, name: str) -> None:
@@ -220,8 +231,5 @@ def _open_log(config: Config, name: str) -> None:
 def close_log() -> None:
     """Close what ``main`` has opened: the next hook of this process opens its own log."""
     for handler in tuple(log.handlers):
-        handler.flush()
         log.removeHandler(handler)
         handler.close()
-        if isinstance(handler, logging.StreamHandler) and handler.stream is not sys.stderr:
-            handler.stream.close()
