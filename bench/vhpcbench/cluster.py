@@ -26,6 +26,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -232,7 +233,11 @@ class Cluster:
         self._last[case.name] = int(job)
         after.requests["REQUEST_JOB_INFO"] -= int(polled)
         since = [moment - int(submitted) / 1e9 for moment in starts]
-        return Sample(since, begun.since(before), after.since(before))
+        sample = Sample(since, begun.since(before), after.since(before))
+        said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in sample.to_start.cpu.items())
+        line = f"bench/cluster: {case.name}, {way}: after {max(since):.2f} s, CPU s until then: {said}"
+        print(line, file=sys.stderr, flush=True)  # all of it takes minutes
+        return sample
 
     @contextmanager
     def _folder(self) -> Iterator[tuple[Path, str]]:
