@@ -124,6 +124,15 @@ class Lab:
             raise BenchError(f"{unit} does not run on {host}")
         return int(found)
 
+    def init(self, host: str) -> int:
+        """Pid on this machine of a host's PID 1 when the benchmark began."""
+        return int(self._hosts[host]["pid"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the compute nodes."""
+        return [host for host, what in self._hosts.items() if "slurmd" in what["units"]]
+
     def run(
         self, host: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = JOB_TIMEOUT_S
     ) -> str:
@@ -206,14 +215,21 @@ def milliseconds(action: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def main(name: str, doc: str, rounds: int, bench: Callable[[argparse.Namespace], Report]) -> int:
-    """Command line of a benchmark; ``doc`` is its help."""
+def main(
+    name: str,
+    doc: str,
+    rounds: int,
+    bench: Callable[[argparse.Namespace], Report],
+    options: Callable[[argparse.ArgumentParser], None] = lambda _: None,
+) -> int:
+    """Command line of a benchmark; ``doc`` is its help, and ``options`` adds options of its own."""
     parser = argparse.ArgumentParser(
         f"bench/{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print all values as JSON")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
     parser.add_argument("--image", default="debian-minimal", help="published image (default debian-minimal)")
+    options(parser)
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds: at least 1")

@@ -123,6 +123,12 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         help="a new lab: hosts have Slurm (of trixie or bookworm), and nothing that vhpc needs; for the "
         "first day by docs/install.md",
     )
+    command.add_argument(
+        "--light",
+        action="store_true",
+        help="a new lab: compute nodes have no libvirtd, so that many fit on a machine; libvirt's test "
+        "driver takes the guests of jobs, and nothing boots; bench/cluster has a stand-in for guests",
+    )
     command.set_defaults(run=_up)
 
 
@@ -130,7 +136,7 @@ def _up(lab: Lab, arguments: argparse.Namespace) -> int:
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
-    system = up.System(arguments.suite, arguments.packages, arguments.tree, arguments.bare)
+    system = up.System(arguments.suite, arguments.packages, arguments.tree, arguments.bare, arguments.light)
     up.up(lab, system, arguments.nodes, fabric=arguments.fabric, controllers=arguments.controllers)
     return 0
 
@@ -199,4 +205,6 @@ def _units_of(lab: Lab, host: str) -> tuple[Unit, ...]:
     if record is None:
         return units_of(host, fabric=False)
     prefix = slurmtree.place_in_hosts(Path(record.rootfs))
-    return units_of(host, fabric=record.fabric, prefix=prefix, controllers=record.controllers)
+    return units_of(
+        host, fabric=record.fabric, prefix=prefix, controllers=record.controllers, light=record.light
+    )

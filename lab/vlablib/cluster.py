@@ -22,6 +22,11 @@ _TEMPLATES = INIT.parents[1] / "etc"
 _LIBEXEC = "/usr/libexec/vhpc"
 _PASSWORD = "/etc/vhpc/db.password"  # noqa: S105 - a path
 _NODE_MEMORY_MIB = 6000
+# light nodes have no guests whose memory this machine must have
+_LIGHT_NODE_MEMORY_MIB = 4096
+_HEALTHCHECK_S = 60
+# the health checks of many light nodes would use more of this machine's CPUs than their jobs
+_LIGHT_HEALTHCHECK_S = 36000
 # for the machine itself and the controller's daemons
 _KEPT_MEMORY_MIB = 2048
 
@@ -155,7 +160,8 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     commands = "" if slurm.prefix == "/usr" else f'slurm_bin = "{slurm.bin}"\n'
     if record.controllers > 1:
         commands += f"backup_hosts = {json.dumps(record.controller_names[1:])}\n"
-    vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site)
+    guests = 'libvirt_uri = "test:///default"\n' if record.light else ""
+    vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site, guests=guests)
     if record.fabric:
         vhpc += _fill("fabric.toml")
         if record.controllers > 1 and host in record.controller_names:
@@ -216,6 +222,7 @@ def _plugstack(lab: Lab, record: Record, host: str) -> str:
 def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
     version = slurmtree.version(Path(record.rootfs))
     memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
+    memory = _LIGHT_NODE_MEMORY_MIB if record.light else memory
     topology = _cpu_topology()
     nodes = "\n".join(
         f"NodeName={name} NodeAddr={address(name)} {topology} RealMemory={memory}"
@@ -248,7 +255,11 @@ def _scripts(lab: Lab, record: Record) -> str:
         "prolog-slurmctld": "PrologSlurmctld={}",
         "epilog-slurmctld": "EpilogSlurmctld={}",
         # twice as often as recommended, because tests wait for it
-        "healthcheck": "HealthCheckProgram={}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY,CYCLE",
+        "healthcheck": (
+            "HealthCheckProgram={}\n"
+            f"HealthCheckInterval={_LIGHT_HEALTHCHECK_S if record.light else _HEALTHCHECK_S}\n"
+            "HealthCheckNodeState=ANY,CYCLE"
+        ),
     }
     deployed = lab.deployed / "libexec"
     present = [

@@ -130,15 +130,18 @@ def unit_in(unit: Unit, prefix: str) -> Unit:
     return replace(unit, command=(f"{prefix}/sbin/{unit.name}", *unit.command[1:]))
 
 
-def units_of(host: str, *, fabric: bool, prefix: str = "/usr", controllers: int = 1) -> tuple[Unit, ...]:
+def units_of(
+    host: str, *, fabric: bool, prefix: str = "/usr", controllers: int = 1, light: bool = False
+) -> tuple[Unit, ...]:
     """Return the units of a host in start order; ``prefix`` is that of its Slurm."""
+    node = ("munged", "slurmd") if light else ("munged", "libvirtd", "slurmd")
     databases = ("mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd")
     names = {
         "login": ("munged",),
         "ctl": ("munged", *(databases if controllers == 1 else ()), *_CONTROLLER),
         "ctl2": ("munged", *_CONTROLLER),
         "db": ("munged", *databases, *(("fabric-manager",) if fabric else ())),
-    }.get(host, ("munged", "libvirtd", "slurmd"))
+    }.get(host, node)
     units = UNITS if controllers == 1 else {**UNITS, **_REMOTE_UNITS}
     return tuple(unit_in(units[name], prefix) for name in names)
 

@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DEFAULT_STATE = Path("/run/vhpc-lab")
 DEFAULT_CACHE = Path("/var/cache/vhpc-lab")
 DATA_PARENT = Path("/var/tmp")  # noqa: S108 - an overlay's upper folder needs a real disk
-MAX_NODES = 64
+MAX_NODES = 128
 # StateSaveLocation of slurm.conf
 SLURMCTLD_STATE = "/var/lib/slurm/slurmctld"
 # names of the trees of `vlab up --bare` by suite; none begins with that of another tree and a hyphen, because
@@ -130,6 +130,8 @@ class Record:
     packages: str = ""
     # hosts with slurmctld and vhpcd; with 2, databases are on a host of their own
     controllers: int = 1
+    # compute nodes have no libvirtd and no QEMU: something else stands in for guests
+    light: bool = False
 
     @property
     def bare(self) -> bool:
@@ -145,7 +147,13 @@ class Record:
             packages = str(raw.get("packages", ""))
             controllers = int(raw.get("controllers", 1))
             return cls(
-                str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric, packages, controllers
+                str(raw["suite"]),
+                int(raw["nodes"]),
+                str(raw["rootfs"]),
+                fabric,
+                packages,
+                controllers,
+                bool(raw.get("light")),
             )
         except FileNotFoundError:
             return None

@@ -50,8 +50,8 @@ def collect(lab: Lab) -> dict[str, Any]:
     for host in record.hosts if record else ():
         pid = pids.get(host)
         units = {}
-        controllers = record.controllers if record is not None else 1
-        for unit in units_of(host, fabric=record is not None and record.fabric, controllers=controllers):
+        assert record is not None
+        for unit in units_of(host, fabric=record.fabric, controllers=record.controllers, light=record.light):
             what = "not installed"
             if services.installed(unit, lab, pid):
                 what = services.state(pid, unit) if pid else "dead"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlablib import cgroups, packages, services, slurmtree
@@ -40,6 +40,8 @@ class System:
     tree: Path | None = None
     # Slurm only
     bare: bool = False
+    # no libvirtd on compute nodes
+    light: bool = False
 
     def check(self) -> None:
         """Raise LabError if the options exclude each other, or lab hosts cannot run on the tree."""
@@ -49,6 +51,8 @@ class System:
             raise LabError("--tree excludes --suite and --packages: the tree is the system")
         if self.bare and (self.debs is not None or self.tree is not None):
             raise LabError("--bare excludes --packages and --tree: its hosts have Slurm only")
+        if self.light and (self.bare or self.debs is not None):
+            raise LabError("--light excludes --bare and --packages: its nodes run the checkout's hooks")
         if self.bare and (self.suite or DEFAULT_SUITE) not in BARE:
             raise LabError(f"--bare has no suite {self.suite}; known: {', '.join(sorted(BARE))}")
         if self.tree is not None:
@@ -168,7 +172,7 @@ def _start(
             raise LabError(f"the lab has {old.controllers} controllers; first run: vlab down")
         chosen_fabric = old.fabric if fabric is None else fabric
         folder = str(system.debs.absolute()) if system.debs else old.packages
-        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric, folder, old.controllers)
+        record = replace(old, nodes=nodes or old.nodes, fabric=chosen_fabric, packages=folder)
         record.write(lab)
         made_here = old.suite != OTHER.name
         if made_here and not Path(old.rootfs).name.endswith(named(old.suite).digest()):
@@ -190,7 +194,15 @@ def _start(
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
     folder = str(system.debs.absolute()) if system.debs else ""
     shutil.rmtree(lab.slurmctld, ignore_errors=True)
-    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric), folder, controllers or 1)
+    record = Record(
+        chosen.name,
+        nodes or _DEFAULT_NODES,
+        str(tree),
+        bool(fabric),
+        folder,
+        controllers or 1,
+        system.light,
+    )
     record.write(lab)
     start_lab(lab, fd)
     os.close(fd)
@@ -203,6 +215,8 @@ def _same_system(system: System, old: Record) -> None:
         raise LabError("the hosts of this lab have the checkout's files; first run: vlab down")
     if system.bare > old.bare:
         raise LabError(f"the lab runs {old.suite}; for --bare, first run: vlab down")
+    if system.light > old.light:
+        raise LabError("the nodes of this lab have libvirtd; for --light, first run: vlab down")
     wanted = BARE[system.suite].name if system.bare and system.suite else system.suite
     if wanted is not None and wanted != old.suite:
         raise LabError(f"the lab runs {old.suite}; for {system.suite}, first run: vlab down")
@@ -246,7 +260,7 @@ def _bring_in_line(
     """Write configuration, restart units that are older than their files, start missing units."""
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
-        for unit in units_of(host, fabric=True, controllers=record.controllers):
+        for unit in units_of(host, fabric=True, controllers=record.controllers, light=record.light):
             if unit.name in changed or (unit.name in ALL_FABRIC_UNITS and not record.fabric):
                 services.stop(host, pids[host], unit)
     package = lab.deployed / "python"
@@ -256,7 +270,9 @@ def _bring_in_line(
     present = [
         (host, pids[host], unit)
         for host in record.hosts
-        for unit in units_of(host, fabric=record.fabric, prefix=prefix, controllers=record.controllers)
+        for unit in units_of(
+            host, fabric=record.fabric, prefix=prefix, controllers=record.controllers, light=record.light
+        )
         # with --bare somebody enables vhpcd, as on a site
         if services.installed(unit, lab, pids[host]) and not (record.bare and unit.needs)
     ]

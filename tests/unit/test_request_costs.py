@@ -74,6 +74,26 @@ def acknowledged(alone: Alone, counting: Counting, generation: Generation, name:
     return counting.rows - before
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_look_at_a_lease_reads_no_list_of_nodes(engine: str, tmp_path: Path) -> None:
+    store = open_at(place(engine, tmp_path))
+    counting = Counting(store.database)
+    store._build(counting)
+    alone = Alone(store, NoNetwork(), reserve_mib=64)
+    names = [f"n{number}" for number in range(300)]
+    lease = alone.open(request(), allocation(*names), identity()).lease
+    for name in names:
+        assert alone.take(42, 0, name) is not None
+    before = counting.rows
+    for restart in (None, 0):
+        found = alone.look(42, restart)
+        assert found is not None
+        assert found.lease == lease
+    assert counting.rows - before <= 2
+    assert alone.look(42, 1) is None
+    store.close()
+
+
 @pytest.mark.parametrize("first_ends", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_acknowledgement_reads_no_list_of_nodes(engine: str, tmp_path: Path, *, first_ends: bool) -> None:
