@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1800)]
 IMAGE = "debian12-hpc"
 # Two ranks share the emulated CPU of a guest: they yield instead of spinning.
 YIELD = "export OMPI_MCA_mpi_yield_when_idle=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1"
+# MPICH by pmi2 does not end reliably yet (docs/mpi.md).
 WAYS = {
     "srun --mpi=pmix -n4": "openmpi",
-    "srun --mpi=pmi2 -n4": "mpich",
     "mpirun.openmpi --map-by ppr:2:node:OVERSUBSCRIBE -n 4": "openmpi",
     "mpirun.mpich -ppn 2 -n 4": "mpich",
 }
