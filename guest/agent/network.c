@@ -277,11 +277,6 @@ static int pin_transports(const struct agent *a, struct execspec *spec)
          .value = a->interface},                                     /* daemons up to version 4 */
         {.name = "PRTE_MCA_prte_if_include", .value = a->interface}, /* and since version 5 */
         {.name = "UCX_NET_DEVICES", .value = a->interface}, /* adapters are better, see fabric.c */
-        /*
-         * After such a transfer UCX's flush waits for an answer of the peer. MPICH before 4.2 gives
-         * none while it waits for all ranks at the end of MPI_Finalize: some wait for ever.
-         */
-        {.name = "UCX_TCP_PUT_ENABLE", .value = "n"},
     };
     return defaults_apply(spec, MARK, list, sizeof list / sizeof *list);
 }

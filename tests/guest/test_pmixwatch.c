@@ -109,8 +109,7 @@ static void a_spawn_is_found(void **state)
 }
 
 /*
- * What Open MPI 4.1.4 with PMIx 4.2.2 sent (seen), shortened: a request for data of the job, a
- * commit, a fence, a spawn.
+ * What Open MPI 4.1.4 with PMIx 4.2.2 sent (seen): init, a commit of 200 bytes, a fence, a spawn.
  */
 static void a_spawn_of_open_mpi_is_found(void **state)
 {
