@@ -244,6 +244,10 @@ def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
 
 def _slurm_conf_of_vhpc(lab: Lab, record: Record, version: tuple[int, ...]) -> str:
     timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
+    if record.light:
+        # with many nodes on few CPUs the end of a step may take more than the default of 60 s, and Slurm
+        # then drains the node ("Kill task failed")
+        timeouts += "\nUnkillableStepTimeout=600"
     return _fill("slurm-vhpc.conf.in", script_timeouts=timeouts, scripts=_scripts(lab, record))
 
 
