@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 from device_rig import GENERATION, Rig, clear, device_rig, passthrough, quarantined, state, take
 
+from vhpc_slurm import files
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.devices.vf import PARKED_GUID
 from vhpc_slurm.node.host import attribute
-from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.timeline import Recorder
 
 rig = device_rig
@@ -67,7 +67,7 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
     before = [state(device) for device in found]
 
     def whole_job(at: int) -> None:
-        journal.os = _Killing(at)  # type: ignore[assignment, attr-defined]
+        files.os = _Killing(at)  # type: ignore[assignment, attr-defined]
         ours = rig.journal()
         vf = rig.vfs[0]
         taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
