@@ -28,7 +28,7 @@ def test_a_name_with_blanks_and_parentheses_shifts_no_field() -> None:
     assert counted.ProcessTimes.parse(text) == counted.ProcessTimes(12, 350 / ticks, 10 / ticks)
 
 
-def test_the_time_of_a_tree_has_ended_children_and_no_other_process() -> None:
+def test_the_time_of_a_tree_includes_ended_children() -> None:
     times = counted.ProcessTimes
     found = {
         1: times(0, 100.0, 100.0),
@@ -85,7 +85,7 @@ def test_usage_is_the_difference_of_two_looks() -> None:
     assert found.requests == Counter(A=2)
 
 
-def test_added_requests_are_for_each_job_and_without_those_of_others() -> None:
+def test_requests_of_others_are_not_counted() -> None:
     assert case("10 jobs", 0.5, 20, jobs=10).added() == {"REQUEST_UPDATE_JOB": 2.0}
     assert case("1 nodes", 0.5, 0).added() == {}
 
