@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 from controller_lab import Alone, allocation, identity, request
 from store_backends import ENGINES, open_at, place
 
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.model import Generation, LeaseState
+from vhpc_slurm.model import Generation, LeaseState, NodeUsage
 
 
 class Counting:
@@ -103,3 +108,30 @@ def test_an_acknowledgement_reads_no_list_of_nodes(engine: str, tmp_path: Path, 
     many = rows_of_acknowledgements(engine, tmp_path, 300, first_ends=first_ends)
     assert set(many[:-1]) == set(few[:-1])
     assert max(many[:-1]) <= 3
+
+
+def _count(steps: Iterator[int]) -> int:
+    next(steps)
+    return 0  # go on
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_report_of_usage_costs_the_same_in_jobs_of_any_size(tmp_path: Path, *, backwards: bool) -> None:
+    """Counted are steps of SQLite's virtual machine, in hundreds."""
+    costs = {}
+    for count in (40, 2000):
+        store = SqliteStore(":memory:")
+        assert isinstance(store.database, sqlite3.Connection)
+        names = sorted(f"n{number}" for number in range(count))
+        alone = Alone(store, NoNetwork(), reserve_mib=64)
+        generation = alone.open(request(), allocation(*names), identity()).lease.generation
+        for name in names:
+            assert alone.take(42, 0, name) is not None
+        steps = itertools.count()
+        store.database.set_progress_handler(partial(_count, steps), 100)
+        for name in names[:0:-1] if backwards else names[:-1]:
+            assert not alone.leases.nodes.keep_usage(NodeUsage(generation, name, ()))
+        costs[count] = next(steps) / count
+        assert alone.leases.nodes.keep_usage(NodeUsage(generation, names[0 if backwards else -1], ()))
+        store.close()
+    assert costs[2000] <= 2 * costs[40]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, as_uid, request, stop
 from lease_records import put, record
+from store_backends import ENGINES, open_at, place
 from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.cli import jobs
@@ -91,6 +93,31 @@ def test_figures_of_a_guest_outlive_it(tmp_path: Path) -> None:
 # --- the store -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("order", list(itertools.permutations(("n1", "n2", "n3"))))
+def test_the_last_report_in_any_order_is_the_last(
+    engine: str, order: tuple[str, ...], tmp_path: Path
+) -> None:
+    store = open_at(place(engine, tmp_path))
+    one = record()
+    put(store, one)
+    g = one.lease.generation
+    with store.transaction():
+        store.usage.keep(NodeUsage(g, "n5", ()))
+    assert not store.usage.complete(g, "n5")  # no node has taken the lease
+    found = []
+    with store.transaction():
+        for node in order:
+            store.take(g, node, 1.0)
+    for node in order:
+        with store.transaction():
+            store.usage.keep(NodeUsage(g, node, ()))
+        found.append(store.usage.complete(g, node))
+    assert found == [False, False, True]
+    assert not store.usage.complete(Generation(9, 9, "0" * 8), "n1")
+    store.close()
+
+
 def test_a_report_replaces_an_earlier_one_of_its_node() -> None:
     store = SqliteStore(":memory:")
     one = record()
@@ -103,7 +130,8 @@ def test_a_report_replaces_an_earlier_one_of_its_node() -> None:
         store.usage.keep(NodeUsage(g, "n1", (guest(0, cpu_us=2),)))
         store.usage.keep(NodeUsage(Generation(9, 9, "0" * 8), "n1", ()))  # unknown
         store.usage.keep(NodeUsage(g, "n9", ()))  # it has not taken the lease
-    assert (store.usage.taken(g), store.usage.reported(g)) == (2, 1)
+    assert store.usage.taken(g) == 2
+    assert not store.usage.complete(g, "n9")
     assert store.usage.page(g, "", 100)[0] == NodeUsage(g, "n1", (guest(0, cpu_us=2),))
     assert [row.node for row in store.usage.page(g, "n1", 100)] == ["n9"]
     store.close()

@@ -115,8 +115,7 @@ class NodeReports:
         """
         with self._store.transaction():
             self._store.usage.keep(usage)
-        taken = self._store.usage.taken(usage.generation)
-        return 0 < taken <= self._store.usage.reported(usage.generation)
+        return self._store.usage.complete(usage.generation, usage.node)
 
     def report(self, timeline: Timeline, report: NodeReport | None = None) -> None:
         """Store a node's timeline, and what it tells the job's owner.

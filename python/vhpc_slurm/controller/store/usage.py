@@ -11,6 +11,9 @@ from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, GuestUsage, NodeUsage
 
+NEAR = 16
+"""Among so many nodes behind one that has reported another is looked for that has not."""
+
 
 class UsageStore(Protocol):
     """The port.  Changes happen inside the lease store's ``transaction`` only."""
@@ -21,8 +24,8 @@ class UsageStore(Protocol):
     def page(self, generation: Generation, after: str, limit: int) -> tuple[NodeUsage, ...]:
         """Reports in the order of node names, those above ``after``."""
 
-    def reported(self, generation: Generation) -> int:
-        """How many of the nodes that took the lease have reported."""
+    def complete(self, generation: Generation, node: str) -> bool:
+        """Whether all nodes that took the lease have reported, ``node`` last; False if none took it."""
 
     def taken(self, generation: Generation) -> int:
         """How many nodes took the lease."""
@@ -52,25 +55,38 @@ class SqlUsage:
         ).fetchall()
         return tuple(NodeUsage(generation, node, _guests(body)) for node, body in rows)
 
-    def reported(self, generation: Generation) -> int:
-        """How many of the nodes that took the lease have reported."""
-        return self._count(
-            'SELECT count(*) FROM "usage" AS used JOIN lease ON lease.id = used.lease'
-            " JOIN node ON node.lease = lease.id AND node.node = used.node"
-            " WHERE lease.generation = ? AND node.taken IS NOT NULL",
-            generation,
-        )
+    def complete(self, generation: Generation, node: str) -> bool:
+        """Whether all nodes that took the lease have reported.
+
+        Each node of a job asks, so their list is not read: the search ends at the first node without a
+        report. It looks behind ``node`` before it begins at the first one, which is far from such a node if
+        nodes report in the order of their names.
+        """
+        near = self._db.execute(
+            "SELECT 1 FROM (SELECT node.lease, node.node, node.taken FROM node"
+            " JOIN lease ON lease.id = node.lease WHERE lease.generation = ? AND node.node > ?"
+            " ORDER BY node.node LIMIT ?) AS next"
+            ' LEFT JOIN "usage" AS used ON used.lease = next.lease AND used.node = next.node'
+            " WHERE next.taken IS NOT NULL AND used.node IS NULL LIMIT 1",
+            (str(generation), node, NEAR),
+        ).fetchone()
+        if near is not None:
+            return False
+        first = self._db.execute(
+            "SELECT 1 FROM lease JOIN node ON node.lease = lease.id"
+            ' LEFT JOIN "usage" AS used ON used.lease = node.lease AND used.node = node.node'
+            " WHERE lease.generation = ? AND node.taken IS NOT NULL AND used.node IS NULL LIMIT 1",
+            (str(generation),),
+        ).fetchone()
+        return first is None and self.taken(generation) > 0
 
     def taken(self, generation: Generation) -> int:
         """How many nodes took the lease."""
-        return self._count(
+        (count,) = self._db.execute(
             "SELECT count(*) FROM node JOIN lease ON lease.id = node.lease"
             " WHERE lease.generation = ? AND node.taken IS NOT NULL",
-            generation,
-        )
-
-    def _count(self, query: str, generation: Generation) -> int:
-        (count,) = self._db.execute(query, (str(generation),)).fetchone()
+            (str(generation),),
+        ).fetchone()
         return int(count)
 
 
