@@ -10,7 +10,7 @@
     killed_prolog.py N libvirtd    the Prolog, and before its N-th journal write libvirtd is killed; says how
                                    many writes there were
 
-The product knows nothing of this: only the ``os`` that its journal sees is another.
+The product knows nothing of this: only the ``files`` that its journal sees is another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 from unittest import mock
 
-from vhpc_slurm import config
+from vhpc_slurm import config, files
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.hooks import prolog
 from vhpc_slurm.model import Allocation, GresAllocation, ImageRef, JobRequest, NodeAllocation
@@ -60,25 +60,25 @@ def open_lease(words: list[str]) -> None:
     print(ControllerClient(config.load()).open_generation(request, Allocation((part,))).generation)
 
 
-class KillingOs:
-    """The journal's ``os``, at whose N-th write somebody is killed; one of the Prolog does not come to be."""
+class KillingFiles:
+    """The journal's ``files``, at whose N-th write somebody is killed; the Prolog itself before it writes."""
 
     def __init__(self, at: int, how: str) -> None:
         self.at, self.how, self.writes = at, how, 0
 
-    def write(self, fd: int, data: bytes) -> int:
+    def write(self, fd: int, data: bytes) -> None:
         self.writes += 1
         if self.writes == self.at:
             if self.how == "libvirtd":
                 subprocess.run(["pkill", "-KILL", "-x", "libvirtd"], check=True)
-                return os.write(fd, data)
-            if self.how == "torn":
-                os.write(fd, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        return os.write(fd, data)
+            else:
+                if self.how == "torn":
+                    os.write(fd, data[: len(data) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+        files.write(fd, data)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
+        return getattr(files, name)
 
 
 if sys.argv[1] == "open":
@@ -86,8 +86,8 @@ if sys.argv[1] == "open":
 elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
 else:
-    killing = KillingOs(int(sys.argv[1]), "".join(sys.argv[2:]))
-    with mock.patch.object(journal, "os", killing):
+    killing = KillingFiles(int(sys.argv[1]), "".join(sys.argv[2:]))
+    with mock.patch.object(journal, "files", killing):
         code = prolog.entry()
     print(killing.writes)
     sys.exit(code)
