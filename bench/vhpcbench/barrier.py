@@ -20,10 +20,11 @@ from pathlib import Path
 
 from controller_lab import munged
 from vhpcd_fabric import a_vhpcd, opened
-from vhpcd_process import Vhpcd, frame_of
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.wire_types import ReadyState
+from vhpcbench import sealed
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
 
 SIZES = (8, 1000)
@@ -64,7 +65,7 @@ def bench(args: argparse.Namespace) -> Report:
 def _barrier(vhpcd: Vhpcd, job: int, names: list[str]) -> float:
     lease = opened(vhpcd, job, *names)
     frames = [
-        _sealed(
+        sealed.frame(
             vhpcd,
             wire.ReportReady(
                 generation=str(lease.generation),
@@ -85,33 +86,21 @@ def _barrier(vhpcd: Vhpcd, job: int, names: list[str]) -> float:
 
 
 def _reads(vhpcd: Vhpcd, job: int, names: list[str]) -> float:
-    frames = [_sealed(vhpcd, wire.GetLease(job_id=job, restart=0, node=name, wait_s=0)) for name in names]
+    frames = [
+        sealed.frame(vhpcd, wire.GetLease(job_id=job, restart=0, node=name, wait_s=0)) for name in names
+    ]
     took, answer = asyncio.run(_ask_all(vhpcd, frames))
     if not isinstance(answer, wire.LeaseAnswer):
         raise BenchError(f"vhpcd did not answer with a lease but {answer}")
     return took
 
 
-def _sealed(vhpcd: Vhpcd, body: wire.Request) -> bytes:
-    return frame_of(vhpcd.munge().encode(wire.wrap("request", os.urandom(16).hex(), body), ttl_s=wire.TTL_S))
-
-
 async def _ask_all(vhpcd: Vhpcd, frames: list[bytes]) -> tuple[float, object]:
     """Seconds until the first is answered completely, and all others too; the answer to the first."""
-    port = vhpcd.config.controller.port
-
-    async def ask(frame: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(frame)
-        (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-        answer = await reader.readexactly(length)
-        writer.close()
-        return answer
-
     began = time.perf_counter()
-    answers = await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), LIMIT_S)
+    answers = await sealed.ask_all(vhpcd, frames, len(frames), LIMIT_S)
     spent = time.perf_counter() - began
-    return spent, wire.read_answer(wire.unwrap(vhpcd.munge().decode(answers[0]).payload, "answer"))
+    return spent, sealed.opened(vhpcd, answers[0])
 
 
 if __name__ == "__main__":

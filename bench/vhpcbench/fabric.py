@@ -31,7 +31,7 @@ from pathlib import Path
 from controller_lab import Munged, allocation, identity, munged, request
 from fabric_lab import DEFAULT, Shape, SimulatedFabric, simulated_fabric, tree
 from vhpcd_fabric import a_vhpcd, opened, states
-from vhpcd_process import Vhpcd, frame_of
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.controller.api import protocol as wire
@@ -45,6 +45,7 @@ from vhpc_slurm.fabric.opensm import FIRST_POLL_S
 from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.munge import Munge
+from vhpcbench import sealed
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
 
 RATIO = 1.3
@@ -230,7 +231,7 @@ def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]
             opened(vhpcd, 1, "n1", "n2", "n3", "n4")
             for turn in range(rounds):
                 look = [
-                    _sealed(vhpcd, wire.GetLease(job_id=1, restart=0, node="n1", wait_s=0))
+                    sealed.frame(vhpcd, wire.GetLease(job_id=1, restart=0, node="n1", wait_s=0))
                     for _ in range(NODES)
                 ]
                 rates.append(NODES / asyncio.run(_ask_all(vhpcd, look, 32)))
@@ -238,7 +239,7 @@ def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]
                 job = 100 + turn
                 opened(vhpcd, job, *names)
                 takes = [
-                    _sealed(vhpcd, wire.GetLease(job_id=job, restart=0, node=name, wait_s=30.0))
+                    sealed.frame(vhpcd, wire.GetLease(job_id=job, restart=0, node=name, wait_s=30.0))
                     for name in names
                 ]
                 served.append(asyncio.run(_ask_all(vhpcd, takes, NODES)))
@@ -257,28 +258,12 @@ def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]
     ]
 
 
-def _sealed(vhpcd: Vhpcd, body: wire.Request) -> bytes:
-    return frame_of(vhpcd.munge().encode(wire.wrap("request", os.urandom(16).hex(), body), ttl_s=wire.TTL_S))
-
-
 async def _ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int) -> float:
     """Seconds until all are answered; answers are received whole, and the last is read."""
-    gate = asyncio.Semaphore(at_once)
-    port = vhpcd.config.controller.port
-
-    async def ask(frame: bytes) -> bytes:
-        async with gate:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(frame)
-            (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-            answer = await reader.readexactly(length)
-            writer.close()
-            return answer
-
     began = time.perf_counter()
-    answers = await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), LIMIT_S)
+    answers = await sealed.ask_all(vhpcd, frames, at_once, LIMIT_S)
     spent = time.perf_counter() - began
-    answer = wire.read_answer(wire.unwrap(vhpcd.munge().decode(answers[-1]).payload, "answer"))
+    answer = sealed.opened(vhpcd, answers[-1])
     if not isinstance(answer, wire.LeaseAnswer):
         raise BenchError(f"vhpcd did not answer with a lease but {answer}")
     return spent

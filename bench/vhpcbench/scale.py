@@ -30,7 +30,7 @@ from pathlib import Path
 
 from controller_lab import Munged, allocation, identity, munged, request
 from vhpcd_fabric import a_vhpcd, opened
-from vhpcd_process import Vhpcd, frame_of
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import usage_messages
@@ -48,7 +48,7 @@ from vhpc_slurm.model import (
     Stage,
     StepUsage,
 )
-from vhpcbench import counted
+from vhpcbench import counted, sealed
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
 
 SIZES = (128, 1000, 10_000)
@@ -248,37 +248,17 @@ class Sender:
         """
         seconds, ours, theirs, size = 0.0, 0.0, 0.0, 0
         for first in range(0, len(self._nodes), SEALED):
-            frames = [self._sealed(body(node)) for node in self._nodes[first : first + SEALED]]
+            frames = [sealed.frame(self._vhpcd, body(node)) for node in self._nodes[first : first + SEALED]]
             before, began = _cpu(self._vhpcd, self._daemon), time.perf_counter()
-            answers = asyncio.run(self._ask(frames))
+            answers = asyncio.run(sealed.ask_all(self._vhpcd, frames, AT_ONCE, LIMIT_S))
             seconds += time.perf_counter() - began
             after = _cpu(self._vhpcd, self._daemon)
             ours, theirs = ours + after[0] - before[0], theirs + after[1] - before[1]
-            sealed = self._vhpcd.munge().decode(answers[-1]).payload
-            answer = wire.read_answer(wire.unwrap(sealed, "answer"))
+            answer = sealed.opened(self._vhpcd, answers[-1])
             if not isinstance(answer, expected):
                 raise BenchError(f"vhpcd did not answer with {expected.__name__} but {answer}")
             size = len(answers[-1])
         return Asked(seconds, ours, theirs, size)
-
-    def _sealed(self, body: wire.Request) -> bytes:
-        payload = wire.wrap("request", os.urandom(16).hex(), body)
-        return frame_of(self._vhpcd.munge().encode(payload, ttl_s=wire.TTL_S))
-
-    async def _ask(self, frames: list[bytes]) -> list[bytes]:
-        gate = asyncio.Semaphore(AT_ONCE)
-        port = self._vhpcd.config.controller.port
-
-        async def ask(frame: bytes) -> bytes:
-            async with gate:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(frame)
-                (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
-                answer = await reader.readexactly(length)
-                writer.close()
-                return answer
-
-        return await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
             try:
                 files.write(fd, generation.encode())
             except OSError:
-                path.unlink()  # without a name it would be nobody's
+                path.unlink()  # no release would find a file that names no generation
                 raise
             finally:
                 os.close(fd)
