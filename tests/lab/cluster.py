@@ -82,6 +82,11 @@ class Job:
             assert time.monotonic() < until, f"{self.told()}, waited for {states or 'its end'}"
             time.sleep(0.3)
 
+    def queued(self) -> bool:
+        """Whether the job, a component or an element of its array is in the queue; a failed squeue fails."""
+        ids = self.lab.run("ctl", "squeue", "-h", "-o", "%i").out.splitlines()
+        return any(re.match(rf"{self.id}(?!\d)", line) for line in ids)
+
     def accounted(self, fields: str = "State,ExitCode", step: str = "") -> list[str]:
         """A row of sacct for the job or one of its steps (``.batch``, ``.0``), when the row has its end.
 

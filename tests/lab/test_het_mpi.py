@@ -42,8 +42,7 @@ def _run(lab: Lab, script: str, *options: str) -> dict[str, Counter[str]]:
     text = f"#!/bin/sh\n{{\n{script}\n}} 2>&1\n"
     done = lab.run("login", "sbatch", "--parsable", *words, user="alice", stdin=text)
     job = Job(lab, int(done.out), "alice")
-    queued = ("squeue", "-h", "-j", str(job.id))
-    until(lambda: not lab.run("ctl", *queued, check=False).out.strip(), f"the end of job {job.id}", 1500)
+    until(lambda: not job.queued(), f"the end of job {job.id}", 1500)
     parts = re.split(r"^== (\S+)\n", without_retries(job.output()), flags=re.M)
     return {name: Counter(text.splitlines()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 

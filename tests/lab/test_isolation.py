@@ -234,9 +234,7 @@ def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
 
 def gone(lab: Lab, job: Job) -> None:
     """Wait until a job's Epilogs are over."""
-    until(
-        lambda: not lab.run("ctl", "squeue", "-h", "-j", str(job.id), check=False).out, f"job {job.id} to go"
-    )
+    until(lambda: not job.queued(), f"job {job.id} to go")
 
 
 def test_a_console_path_is_written_with_the_users_rights(lab: Lab) -> None:
