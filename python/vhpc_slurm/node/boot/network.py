@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,11 +75,11 @@ def connect(work: Boot) -> None:
     work.plan = replace(work.plan, guests=tuple(sized(guest) for guest in work.plan.guests))
     peers = plan.peers(work.lease, work.plan.node)
     work.journal.acquire(kinds.NETWORK, f"network:{found.vni}", **segment.entry(found, peers))
-    if firewall.available():
-        firewall.remember(work.layout.guarded_ports, found.port)
-    segment.build(work.lease, work.plan, trusted_underlay=network.trusted_underlay)
-    if firewall.available():
-        firewall.hold(work.lease.generation, found, peers)
+    with ExitStack() as held:
+        if firewall.available():
+            firewall.remember(work.layout.guarded_ports, found.port)
+            held.enter_context(firewall.holding(work.lease.generation, found, peers))
+        segment.build(work.lease, work.plan, trusted_underlay=network.trusted_underlay)
     if network.accept_bridged:
         _pass_chains_of_others()
 

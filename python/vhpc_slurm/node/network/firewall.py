@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -205,8 +206,16 @@ def hold(generation: Generation, segment: NodeSegment, peers: Sequence[str]) -> 
     Raises:
         NodeError: nftables refuses.
     """
+    with holding(generation, segment, peers) as ref:
+        return ref
+
+
+def holding(
+    generation: Generation, segment: NodeSegment, peers: Sequence[str]
+) -> AbstractContextManager[process.ProcessRef]:
+    """As ``hold``, while the caller makes the devices: the copies are there when the block ends."""
     commands = render(generation, segment, peers, copy=True)
-    return owned.hold(generation, table_name(generation), FAMILIES, commands)
+    return owned.holding(generation, table_name(generation), FAMILIES, commands)
 
 
 def remove(generation: Generation) -> None:

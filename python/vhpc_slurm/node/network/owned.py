@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
@@ -52,14 +53,29 @@ def hold(generation: Generation, table: str, families: Sequence[str], commands: 
         NodeError: nftables or the kernel does not make it.
         TeardownError: an earlier process does not end.
     """
+    with holding(generation, table, families, commands) as ref:
+        return ref
+
+
+@contextmanager
+def holding(
+    generation: Generation, table: str, families: Sequence[str], commands: str
+) -> Iterator[process.ProcessRef]:
+    """As ``hold``, while the caller does something else: the copy is there when the block ends."""
     end(generation, table)
     program = tools.find("nft")
     if program is None:
         raise NodeError("nft is not installed", "", "apt install nftables")
-    script, output = os.memfd_create("nft-commands", 0), os.memfd_create("nft-output")
-    # the process has both ends of its standard input, which therefore never ends
-    reader, writer = os.pipe()
-    try:
+    with ExitStack() as opened:
+
+        def closed_later(fd: int) -> int:
+            opened.callback(os.close, fd)
+            return fd
+
+        script = closed_later(os.memfd_create("nft-commands", 0))
+        output = closed_later(os.memfd_create("nft-output"))
+        # the process has both ends of its standard input, which therefore never ends
+        reader, writer = map(closed_later, os.pipe())
         os.write(script, commands.encode())
         os.write(writer, f'include "/proc/self/fd/{script}"\n'.encode())
         ref = process.spawn(
@@ -70,23 +86,26 @@ def hold(generation: Generation, table: str, families: Sequence[str], commands: 
             stdin=reader,
             variables={VARIABLE: table},
         )
-        wanted = {(family, name_of(table)) for family in families}
-        until = time.monotonic() + MADE_S
-        while not wanted <= tools.tables():
-            said = os.pread(output, _MAX_OUTPUT, 0)
-            if b"Error" in said or not process.alive(ref) or time.monotonic() >= until:
-                process.end(ref)
-                raise NodeError(
-                    "nft does not make a table that belongs to its process",
-                    process.last_lines(said),
-                    "it needs Linux 5.12 and an nft with interactive mode",
-                )
-            time.sleep(POLL_S)
-        _group(generation, ref)
-    finally:
-        for fd in (script, output, reader, writer):
-            os.close(fd)
-    return ref
+        try:
+            _group(generation, ref)
+            yield ref
+            _wait_made(ref, {(family, name_of(table)) for family in families}, output)
+        except BaseException:
+            process.end(ref)
+            raise
+
+
+def _wait_made(ref: process.ProcessRef, wanted: set[tuple[str, str]], output: int) -> None:
+    until = time.monotonic() + MADE_S
+    while not wanted <= tools.tables():
+        said = os.pread(output, _MAX_OUTPUT, 0)
+        if b"Error" in said or not process.alive(ref) or time.monotonic() >= until:
+            raise NodeError(
+                "nft does not make a table that belongs to its process",
+                process.last_lines(said),
+                "it needs Linux 5.12 and an nft with interactive mode",
+            )
+        time.sleep(POLL_S)
 
 
 def _group(generation: Generation, ref: process.ProcessRef) -> None:
@@ -94,7 +113,6 @@ def _group(generation: Generation, ref: process.ProcessRef) -> None:
     try:
         Cgroup.of(str(generation)).add(ref.pid)
     except OSError as err:
-        process.end(ref)
         raise NodeError(f"cannot put nft into the control group of {generation}", str(err)) from err
 
 

@@ -115,11 +115,9 @@ def build(lease: Lease, node: NodePlan, *, trusted_underlay: bool) -> None:
         tunnel.make(generation, segment.tunnel, tunnel.keys(lease), around_us, _mtu(interfaces))
     make_devices(generation, segment, interfaces)
     around = tuple(plan.neighbours(lease, node.node))
-    tools.batch("bridge", _forwarding(segment, around))
-    tools.batch("bridge", _flooding(segment, peers))
-    tools.batch("ip", _resolution(segment, around))
+    tools.batch("bridge", (*_forwarding(segment, around), *_flooding(segment, peers)))
     with udp_port.opening(segment.port):
-        tools.batch("ip", _up(segment, interfaces))
+        tools.batch("ip", (*_resolution(segment, around), *_up(segment, interfaces)))
 
 
 def make_devices(generation: Generation, segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> None:
