@@ -36,7 +36,7 @@ from vhpc_slurm.node.network import segment, tools
 from vhpc_slurm.node.store import joblock, kinds, outbox, reservations
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit, left_nodes, purged_jobs
+from vhpc_slurm.reconcile import audit, left_nodes, ended_jobs
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DATA = Path(__file__).parents[1] / "data/scontrol/24.11/single.txt"
@@ -135,9 +135,9 @@ def test_the_next_job_waits_for_the_epilog_and_clears_the_rest(
 ) -> None:
     reserved = [type("Reservation", (), {"generation": str(GENERATION)})]
     monkeypatch.setattr(reservations, "live", lambda *_, **__: reserved)
-    monkeypatch.setattr(purged_jobs, "is_purged", lambda *_: False)
+    monkeypatch.setattr(ended_jobs, "has_ended", lambda *_: False)
     other = Generation(2, 0, "0123abcd")
-    assert not purged_jobs.clear(node.layout, node.slurm, "n1", other), "the job has this node"
+    assert not ended_jobs.clear(node.layout, node.slurm, "n1", other), "the job has this node"
     assert node.journal.path.exists()
     joblock.write_tombstone(node.layout, GENERATION)
     busy = iter([True, True])
@@ -149,15 +149,15 @@ def test_the_next_job_waits_for_the_epilog_and_clears_the_rest(
         return False
 
     monkeypatch.setattr(joblock, "busy", epilog)
-    assert purged_jobs.clear(node.layout, node.slurm, "n2", other), "its Epilog has made room"
+    assert ended_jobs.clear(node.layout, node.slurm, "n2", other), "its Epilog has made room"
     assert node.asked() == 1
 
 
 def test_the_next_job_clears_a_node_without_an_epilog(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = [type("Reservation", (), {"generation": str(GENERATION)})]
     monkeypatch.setattr(reservations, "live", lambda *_, **__: reserved)
-    monkeypatch.setattr(purged_jobs, "is_purged", lambda *_: False)
-    assert purged_jobs.clear(node.layout, node.slurm, "n2", Generation(2, 0, "0123abcd"))
+    monkeypatch.setattr(ended_jobs, "has_ended", lambda *_: False)
+    assert ended_jobs.clear(node.layout, node.slurm, "n2", Generation(2, 0, "0123abcd"))
     assert not node.journal.path.exists()
 
 

@@ -30,7 +30,7 @@ from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import lost_jobs, purged_jobs
+from vhpc_slurm.reconcile import lost_jobs, ended_jobs
 from vhpc_slurm.slurm.port import SlurmJob
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -286,7 +286,7 @@ def test_a_job_name_like_slurm_fields_stops_no_reconciliation(node: Node) -> Non
     node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
     assert node.lost() == []
     assert node.calls == []
-    assert not purged_jobs.is_purged(node.slurm, JOB)
+    assert not ended_jobs.has_ended(node.slurm, JOB)
 
 
 @pytest.mark.usefixtures("extern")

@@ -138,12 +138,12 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("running", "purged", "stale"),
+    ("running", "ended", "stale"),
     [(False, False, True), (True, False, False), (True, True, True)],
-    ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-has-purged-it"],
+    ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-waits-for-no-epilog"],
 )
 def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
-    layout: Layout, running: bool, purged: bool, stale: bool
+    layout: Layout, running: bool, ended: bool, stale: bool
 ) -> None:
     generation = Generation.parse(f"{os.getpid() + 1_000_000_000}.0.0123abcd")
     Journal(layout.journals, generation).close()
@@ -151,7 +151,7 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
 
     def unknown(job_id: int) -> bool:
         asked.append(job_id)
-        return purged
+        return ended
 
     with stepd(generation.job_id, "extern") if running else contextlib.nullcontext():
         found = [f for f in audit.audit(layout, "n1", {}, unknown) if f.kind == "stale-generation"]

@@ -23,7 +23,7 @@ from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import refusal
 from vhpc_slurm.node.store import joblock, kinds
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations
-from vhpc_slurm.reconcile import purged_jobs
+from vhpc_slurm.reconcile import ended_jobs
 
 layout, node = boot_layout, prolog_node
 pytestmark = needs_root
@@ -163,7 +163,7 @@ def test_a_late_prolog_requeues_nothing(node: Node, state: LeaseState) -> None:
     assert (node.requeued, node.drained) == ([], [])
 
 
-def test_guests_of_purged_jobs_make_room_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guests_of_ended_jobs_make_room_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     held = FabricError("CPUs 0-3 are held by guests of 41.0.0123abcd")
     tried: list[int] = []
 
@@ -172,7 +172,7 @@ def test_guests_of_purged_jobs_make_room_once(node: Node, monkeypatch: pytest.Mo
         raise held
 
     monkeypatch.setattr(bringup, "reserve", reserve)
-    monkeypatch.setattr(purged_jobs, "clear", lambda *_, **__: True)
+    monkeypatch.setattr(ended_jobs, "clear", lambda *_, **__: True)
     assert node.run() == 0
     assert (tried, node.requeued) == ([0, 1], [42])
 

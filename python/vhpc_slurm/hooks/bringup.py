@@ -25,7 +25,7 @@ from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import acknowledging, purged_jobs
+from vhpc_slurm.reconcile import acknowledging, ended_jobs
 from vhpc_slurm.record import Record
 
 
@@ -168,11 +168,11 @@ def _boot(job: _Job) -> NodePlan:
 
 
 def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePlan:
-    """Reserve the plan's resources; if that fails, clear jobs that Slurm has purged and try again."""
+    """Reserve the plan's resources; if that fails, clear jobs that have ended for Slurm and try again."""
     try:
         return reserve(job.layout, job.lease, host, found, job.journal)
     except FabricError:
-        if not purged_jobs.clear(
+        if not ended_jobs.clear(
             job.layout, slurm.commands(job.config), job.env.node, excluding=job.lease.generation
         ):
             raise

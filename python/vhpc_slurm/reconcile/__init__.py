@@ -7,9 +7,9 @@ May not start guests, and may not touch what belongs to a running hook or to a
 live lease, except for guests on an unsafe fabric and jobs that Slurm has lost.
 
 Callers: ``run.reconcile`` is for the health check (``hooks.healthcheck``) and
-``vhpc reconcile``; Prolog calls ``purged_jobs``, Epilog ``drain_policy``.
+``vhpc reconcile``; Prolog calls ``ended_jobs``, Epilog ``drain_policy``.
 
 Modules, each below the next: ``finding`` (what a finding and its result are);
 ``left_nodes`` (nodes that left a running job); ``audit`` (orphans and stale generations),
-``drain_policy``; ``purged_jobs``, ``lost_jobs``, ``fabric_isolation`` (jobs and their guests); ``run``.
+``drain_policy``; ``ended_jobs``, ``lost_jobs``, ``fabric_isolation`` (jobs and their guests); ``run``.
 """

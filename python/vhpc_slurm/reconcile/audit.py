@@ -35,7 +35,7 @@ def audit(
     layout: Layout,
     node: str,
     live: Mapping[int, Generation] | None,
-    purged: Callable[[int], bool] = _never,
+    ended: Callable[[int], bool] = _never,
     left: Callable[[Generation], bool] = _never,
 ) -> list[NodeFinding]:
     """Find stale generations and orphans.
@@ -45,13 +45,13 @@ def audit(
         node: this node's name.
         live: generations with a live lease for this node, by job; None when
             vhpcd did not answer, then no generation counts as stale.
-        purged: whether slurmctld answers that it has no record of a job; called
+        ended: whether a job has ended for slurmctld, which waits for no Epilog of it; called
             only for jobs without a live lease whose steps still run here.
         left: whether this node has left the running job of a generation; called only
             for generations with a live lease of which no step runs here.
     """
     return [
-        *_stale_generations(layout, node, live, purged, left),
+        *_stale_generations(layout, node, live, ended, left),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -88,7 +88,7 @@ def _stale_generations(
     layout: Layout,
     node: str,
     live: Mapping[int, Generation] | None,
-    purged: Callable[[int], bool],
+    ended: Callable[[int], bool],
     left: Callable[[Generation], bool],
 ) -> Iterator[NodeFinding]:
     if live is None:
@@ -107,10 +107,10 @@ def _stale_generations(
                 )
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
-        # seconds, and then the Epilog runs.  No Epilog runs for a job that a killed slurmctld has no record
-        # of, while its extern step may sleep on for hours.
+        # seconds, and then the Epilog runs.  No Epilog runs for a job for whose end Slurm does not wait any
+        # more, while its extern step may sleep on for hours.
         over = generation.job_id in running and generation.job_id not in live
-        if over and not purged(generation.job_id):
+        if over and not ended(generation.job_id):
             continue
         yield NodeFinding(
             Kind.STALE_GENERATION,

@@ -14,7 +14,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import acknowledging, audit, fabric_isolation, left_nodes, lost_jobs, purged_jobs
+from vhpc_slurm.reconcile import acknowledging, audit, fabric_isolation, left_nodes, lost_jobs, ended_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
@@ -62,8 +62,8 @@ def _findings(
     port = slurm.commands(config)
     records = _live(of_node)
     yield from fabric_isolation.findings(layout, node, records, fabric)
-    purged, left = partial(purged_jobs.is_purged, port), partial(left_nodes.has_left, layout, port, node)
-    yield from audit.audit(layout, node, live, purged, left)
+    ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, layout, port, node)
+    yield from audit.audit(layout, node, live, ended, left)
     yield from left_nodes.findings(layout, node, records, known)
     yield from audit.unacknowledged(layout, node, _owed(of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)

@@ -177,9 +177,6 @@ class Slurm(Protocol):
     def knows(self, job_id: int) -> bool:
         """Whether slurmctld has this job, and the job has not ended; one RPC."""
 
-    def has_record(self, job_id: int) -> bool:
-        """Whether slurmctld has a record of this job, running or ended; one RPC."""
-
     def nodes(self) -> tuple[SlurmNode, ...]:
         """Return all nodes that are in a partition, in one RPC."""
 

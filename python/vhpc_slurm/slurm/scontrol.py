@@ -101,17 +101,6 @@ class Scontrol:
             return False
         return any(line.split()[:1] == [str(job_id)] for line in lines)
 
-    def has_record(self, job_id: int) -> bool:
-        """Whether slurmctld has a record of this job.
-
-        By squeue and not by ``scontrol show job``, whose output contains text of the user.
-        """
-        try:
-            self.ref(job_id)
-        except NoSuchJobError:
-            return False
-        return True
-
     def ref(self, job_id: int) -> JobRef:
         """Name of a job for Slurm's commands; one RPC.
 

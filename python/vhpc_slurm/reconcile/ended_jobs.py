@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Purged jobs: a slurmctld that was killed has no record of them, and their guests still run.
+"""Jobs that have ended for slurmctld, while their guests still run here, and for which Slurm runs no Epilog.
 
-Slurm allocates their resources to the next job at once.  It runs no Epilog for
-them, and their extern step may sleep on for hours.  It also allocates at once what it
-takes from a running job, while the Epilog of that job runs (``left_nodes``).
+A slurmctld that was killed has no record of a job.  A node that registers within MessageTimeout
+after its job has ended, because it did not answer before, is not told to end the job until it
+registers again, which may take half an hour (validate_jobs_on_node in slurmctld/job_mgr.c).
+Slurm allocates the resources of such a job to the next job at once, and its steps may run on.
+Slurm also allocates at once what it takes from a running job, while the Epilog of that
+job runs (``left_nodes``).
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ EPILOG_S = 60.0
 """Longest wait for the Epilog of a job that this node has left."""
 
 
-def is_purged(slurm: Slurm, job_id: int) -> bool:
-    """Whether slurmctld answers that it has no record of a job; False when it does not answer."""
+def has_ended(slurm: Slurm, job_id: int) -> bool:
+    """Whether slurmctld waits for no Epilog of a job, or does not know it; False when it does not answer."""
     try:
-        return not slurm.has_record(job_id)
+        return not slurm.knows(job_id)
     except FabricError as err:
         log.info("job %d: %s", job_id, err.line())
     return False
@@ -37,7 +40,7 @@ def is_purged(slurm: Slurm, job_id: int) -> bool:
 def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> bool:
     """End the guests of jobs that no longer have this node, and whose resources another job needs.
 
-    These are purged jobs, and jobs that this node has left.  If the Epilog of such a job is running, this
+    These are jobs that have ended, and jobs that this node has left.  If the Epilog of such a job is running, this
     waits for it.
 
     Returns whether there were any.
@@ -55,7 +58,7 @@ def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> boo
             cleared = True
         if joblock.busy(layout, generation.job_id) or generation not in journal.generations(layout.journals):
             continue
-        if not is_purged(slurm, generation.job_id) and not _has_left(layout, slurm, node, generation):
+        if not has_ended(slurm, generation.job_id) and not _has_left(layout, slurm, node, generation):
             continue
         log.warning("clearing generation %s: its job does not have this node any more", generation)
         tombstone_and_clear(layout, generation, node)
