@@ -111,7 +111,7 @@ static void outlet_end(struct outlet *out)
     changed(out->exchange);
 }
 
-/* The local reader has closed its end, or the disk is full: tell the sender to stop. */
+/* The local reader has closed its end, or writing fails for good: tell the sender to stop. */
 static void outlet_fail(struct outlet *out)
 {
     struct exchange *x = out->exchange;
@@ -183,6 +183,9 @@ static void outlet_ready(struct source *s, short revents)
         ssize_t n = write(s->fd, buf_head(&out->queue), part);
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             break;
+        if (n < 0 && (errno == ENOSPC || errno == EDQUOT) && out->regular &&
+            out->exchange->no_room != NULL && out->exchange->no_room(out->exchange, part, errno))
+            n = (ssize_t)part;
         if (n < 0) {
             outlet_fail(out);
             return;

@@ -57,6 +57,11 @@ struct exchange {
      * when the other end reads no more: writing is no error then.
      */
     bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
+    /*
+     * A regular file has no room for so many bytes: whether to discard them and go on. NULL, and
+     * other errors of write(2): the other end is told that nobody reads any more.
+     */
+    bool (*no_room)(struct exchange *, size_t len, int error);
     void *owner;
 };
 

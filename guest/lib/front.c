@@ -333,6 +333,7 @@ static int open_streams(struct front *f)
 {
     int rc = 0;
     exchange_init(&f->exchange, FLOW_INITIATOR, &f->loop, &f->chan, 0, 0);
+    f->exchange.no_room = f->no_room;
     for (uint8_t i = 0; i <= STDERR_FILENO && rc == 0; i++) {
         if (f->spec->fd_dir[i] & VHPC_FD_IN)
             rc = exchange_read_from(&f->exchange, i, i, LOCALFD_SHARED);

@@ -52,6 +52,8 @@ struct front {
     } relayed[VHPC_FDS_MAX];
     bool ticking; /* tick() has deadlines: turn at least every 200 ms */
     bool watched; /* the other side stops the program if no PINGs show that we run */
+    /* Of exchange.h; NULL: a program whose output has no room gets SIGPIPE. */
+    bool (*no_room)(struct exchange *, size_t len, int error);
     void *owner;
 
     /* Internal: */

@@ -28,6 +28,7 @@ int main(int argc, char **argv)
                            .child_exited = host_calls_reap,
                            .tick = host_calls_tick,
                            .watched = true,
+                           .no_room = run_drop,
                            .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
     host_calls_init(&calls, &front, o.socket, pmi.pmix.len > 0 ? &pmi.pmix : NULL);
@@ -43,6 +44,7 @@ int main(int argc, char **argv)
         return EXIT_LOST;
     }
     run_report_memory(&spec, &result);
+    run_report_dropped(&spec);
     pmi_keep(&pmi);
     run_copy_and_retry(&o, &result, argv);
     switch (pmi_refused(&spec, &result)) {

@@ -87,6 +87,13 @@ void run_watch_parent(struct front *f);
 /* Report on stderr that a program was killed for memory, if the guest has said so. */
 void run_report_memory(const struct execspec *spec, const struct front_result *r);
 
+/*
+ * Discard output that a file has no room for: a script on the node goes on, too, unless it looks at
+ * the result of write(2). And report on stderr how much that was.
+ */
+bool run_drop(struct exchange *x, size_t len, int error);
+void run_report_dropped(const struct execspec *spec);
+
 /* Whether the guest ended, or does not answer, before the program has. */
 bool run_is_lost(const struct front_result *r);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpcd whose disk is full: it says so in one line, and keeps what it has confirmed."""
+"""A full disk under vhpcd's database: it says so in one line, and keeps what it has confirmed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import mariadb_server
 import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
+from mariadb_server import Server
 from small_fs import fill, mounted
 from stepd import needs_root
 from vhpcd_process import Vhpcd, make
@@ -18,7 +20,9 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
 pytestmark = [needs_root, pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")]
-FULL = r"vhpcd cannot use its database .*full \(make room on its disk\)"
+FULL = r"vhpcd cannot use (?:its|the) database .*full \(make room on its disk\)"
+SERVER_PAGES = 160 << 8
+"""160 MiB: a new server has 80 MiB of files."""
 
 
 @pytest.fixture
@@ -68,3 +72,37 @@ def test_a_vhpcd_killed_on_a_full_disk_starts_with_space(vhpcd: Vhpcd) -> None:
     others.unlink()
     vhpcd.start()
     assert len(vhpcd.client.leases()) == job - 1
+
+
+@pytest.fixture
+def server(run_dir: str) -> Iterator[Server]:
+    """A MariaDB server whose files have a small file system of their own."""
+    with mounted(Path(run_dir) / "db", SERVER_PAGES) as folder:
+        found = Server(folder).start()
+        yield found
+        found.stop()
+
+
+@pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
+def test_a_server_on_a_full_disk_refuses_starts_and_loses_nothing(
+    tmp_path: Path, daemon: Munged, server: Server
+) -> None:
+    """vhpcd and server are not restarted."""
+    vhpcd = make(tmp_path, daemon, database=server.database()).start()
+    try:
+        client = vhpcd.client
+        client.open_generation(request(1), allocation())
+        client.lease(1, 0, "n1", 5)
+        others = fill(server.folder)
+        job, line = confirmed(client, 2)
+        assert re.search(FULL, line)
+        assert [record.lease.generation.job_id for record in client.leases()] == list(range(1, job))
+        others.unlink()
+        assert client.open_generation(request(job), allocation()).state is LeaseState.READY
+        client.ending(1, 0)
+        (first,) = client.leases(job_id=1)
+        assert first.lease.state is LeaseState.ENDING
+        assert "Traceback" not in vhpcd.log
+    finally:
+        assert vhpcd.process is not None
+        stop(vhpcd.process)
