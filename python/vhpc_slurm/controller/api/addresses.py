@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -55,8 +55,12 @@ class Known:
         return self.controllers.union(*self.nodes.values())
 
 
+@lru_cache(maxsize=4096)
 def plain(address: str) -> str:
-    """The canonical form of an address: IPv4-mapped IPv6 becomes IPv4, a zone is removed."""
+    """The canonical form of an address: IPv4-mapped IPv6 becomes IPv4, a zone is removed.
+
+    Each connection asks for its two ends, and the same nodes come again.
+    """
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -25,6 +25,7 @@ from vhpc_slurm.controller.api.addresses import plain
 from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.authority import Authority, Origin
+from vhpc_slurm.controller.api.connection import Connection
 from vhpc_slurm.controller.api.duty import Duty
 from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
@@ -134,7 +135,8 @@ class Server:
             own = connection.getsockname()[:2]
         except OSError:
             return connection.close()
-        origin = Origin(plain(place[0]), plain(own[0]) == plain(place[0]))
+        address = plain(place[0])
+        origin = Origin(address, plain(own[0]) == address)
         group = self._group(origin, place, own)
         if group is not PeerGroup.TRUSTED and not self._attempts.another(origin.address):
             self._log.warning("%s connects too often; its connections are closed for a while", origin.address)
@@ -170,26 +172,21 @@ class Server:
     async def _talk(self, connection: socket.socket, peer: Peer, origin: Origin, begun: list[Peer]) -> None:
         begun.append(peer)
         self._connections += 1
-        writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.open_connection(sock=connection)
-            await self._converse(reader, writer, peer, origin)
+            await self._converse(Connection(connection), peer, origin)
         except (OSError, EOFError, TimeoutError):
             pass  # the peer is slow or has disconnected; it asks again when it needs an answer
         except asyncio.CancelledError:
-            if writer is not None:
-                writer.transport.abort()
+            pass  # it was dropped, or vhpcd stops
         finally:
             self._admission.leave(peer)
             self._connections -= 1
-            (writer or connection).close()
+            connection.close()
 
-    async def _converse(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, origin: Origin
-    ) -> None:
+    async def _converse(self, connection: Connection, peer: Peer, origin: Origin) -> None:
         """One request, one answer."""
         async with asyncio.timeout(RECEIVE_S):
-            frame = await self._receive(reader, peer)
+            frame = await self._receive(connection, peer)
             if frame is None:
                 return
             credential, stale = await self._authenticate(frame, peer)
@@ -206,7 +203,7 @@ class Server:
                 return
             answer: wire.Answer | None = stale or self._duty.refusal()
             answer = answer or self._object(envelope, credential, peer.address)
-            answer = answer or await self._ask(envelope, credential.uid, origin, reader)
+            answer = answer or await self._ask(envelope, credential.uid, origin, connection)
             if answer is None:
                 return  # the client has gone away
             if self._duty.over:
@@ -217,8 +214,7 @@ class Server:
                 lambda: self._munge.encode(payload, ttl_s=wire.TTL_S, only_uid=credential.uid),
             )
             async with asyncio.timeout(SEND_S):
-                writer.write(wire.HEADER.pack(len(sealed)) + sealed)
-                await writer.drain()
+                await connection.send(wire.HEADER.pack(len(sealed)) + sealed)
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[bool]:
@@ -235,18 +231,19 @@ class Server:
             if not self._known[address]:
                 del self._known[address]
 
-    async def _receive(self, reader: asyncio.StreamReader, peer: Peer) -> bytes | None:
+    async def _receive(self, connection: Connection, peer: Peer) -> bytes | None:
         """One frame; None when it is invalid.  None of its bytes is authenticated yet."""
-        (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+        header = b""
+        while len(header) < wire.HEADER.size:
+            header += await connection.receive(wire.HEADER.size - len(header))
+        (length,) = wire.HEADER.unpack(header)
         if not 0 < length <= wire.MAX_MESSAGE:
             self._log.warning("a message of %d bytes announced by %s, dropped", length, peer.address)
             return None
         chunks: list[bytes] = []
         held = 0
         while held < length:
-            chunk = await reader.read(min(length - held, 65536))
-            if not chunk:
-                return None
+            chunk = await connection.receive(length - held)
             chunks.append(chunk)
             held += len(chunk)
             self._admission.grew(peer, len(chunk))
@@ -310,7 +307,7 @@ class Server:
         return None
 
     async def _ask(
-        self, envelope: wire.Envelope, uid: int, origin: Origin, reader: asyncio.StreamReader
+        self, envelope: wire.Envelope, uid: int, origin: Origin, connection: Connection
     ) -> wire.Answer | None:
         """The answer, or None when the client goes away before there is one."""
         try:
@@ -323,14 +320,8 @@ class Server:
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
                 return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
-        answer = asyncio.ensure_future(self._answer(request, uid, origin))
-        gone = asyncio.ensure_future(reader.read(1))
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return self._with_origin(answer.result(), origin) if answer.done() else None
-        finally:
-            answer.cancel()
-            gone.cancel()
+        answer = await connection.unless_gone(self._answer(request, uid, origin))
+        return answer and self._with_origin(answer, origin)
 
     async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
         assert self._requests is not None, "a standby has refused the request"

@@ -135,6 +135,8 @@ def _bound(host: str, port: int) -> dict[Lane, socket.socket]:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if several:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Connections inherit it: the end of a long answer is not held back.
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.bind(place)
         except OSError:
             made.close()

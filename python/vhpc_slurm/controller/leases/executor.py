@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
@@ -37,7 +38,7 @@ class LeaseExecutor:
         A call that has begun ends also when its client disconnects.
         """
         run = functools.partial(call, *args, **kwargs)
-        done = await asyncio.shield(asyncio.wrap_future(self._writer.submit(run)))
+        done = await _awaitable(self._writer.submit(run))
         if self._lifecycle.has_leaving:
             self._scheduler.poke()
         return done
@@ -53,3 +54,28 @@ class LeaseExecutor:
         """Finish what waits for the database; calls that block are abandoned."""
         self._writer.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
+
+
+def _awaitable(call: Future[Result]) -> asyncio.Future[Result]:
+    """A future with the result of a call, which is not cancelled when nobody waits for it any more.
+
+    ``shield(wrap_future(call))`` does the same with one more turn of the event loop.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[Result] = loop.create_future()
+
+    def settle() -> None:
+        if waiting.cancelled():
+            return
+        err = call.exception()  # nothing cancels a call of the database thread
+        if err is None:
+            waiting.set_result(call.result())
+        else:
+            waiting.set_exception(err)
+
+    def done(_: Future[Result]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: vhpcd stops
+            loop.call_soon_threadsafe(settle)
+
+    call.add_done_callback(done)
+    return waiting

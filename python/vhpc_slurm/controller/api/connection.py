@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One accepted connection: a request comes in, an answer goes out.
+
+A node sends its request as soon as it is connected, and takes the whole answer at once. So the
+socket is read and written directly: asyncio's streams, with a transport, a buffer and two tasks
+for each connection, took two fifths of the event loop's turns for a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+CHUNK = 65536
+
+Result = TypeVar("Result")
+
+
+class Connection:
+    """Belongs to the event loop; the socket does not block."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self, most: int) -> bytes:
+        """From 1 to ``most`` bytes, and at most CHUNK; EOFError when no more will come."""
+        data = await self._loop.sock_recv(self._socket, min(most, CHUNK))
+        if not data:
+            raise EOFError
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Give all of it to the kernel."""
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def unless_gone(self, answer: Coroutine[Any, Any, Result]) -> Result | None:
+        """Run a coroutine; cancel it, and return None, when the peer disconnects or says anything more."""
+        task, number = asyncio.current_task(), self._socket.fileno()
+        assert task is not None
+        gone = False
+
+        def readable() -> None:
+            nonlocal gone
+            gone = True
+            self._loop.remove_reader(number)
+            task.cancel()
+
+        self._loop.add_reader(number, readable)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if gone and task.uncancel() == 0:
+                return None
+            raise
+        finally:
+            if not gone:
+                self._loop.remove_reader(number)
