@@ -11,6 +11,7 @@ from campaign.attack import Attacks
 from campaign.faults import FAULTS, Fault
 from campaign.kinds import KINDS, Kind
 from campaign.plan import PlannedFault, PlannedJob
+from campaign.trends import Sample
 
 
 @dataclass
@@ -60,3 +61,5 @@ class Record:
     helped: list[str] = field(default_factory=list)
     """What the operator did."""
     attacks: Attacks | None = None
+    samples: list[Sample] = field(default_factory=list)
+    """What daemons held during the run, on a light lab."""
