@@ -26,16 +26,16 @@ class Background:
         """One line with the time since the beginning."""
         self._say(f"{time.monotonic() - self._began:7.1f}  {text}")
 
+    def safely(self, work: Callable[..., None], *args: object) -> None:
+        """Do ``work``; if it fails, note that: what ends unheard would make the campaign look good."""
+        try:
+            work(*args)
+        except Exception as err:
+            self.failures.append(f"{work.__name__}{args}: {err!r}")
+            self.log(f"BROKEN {self.failures[-1]}")
+
     def thread(self, work: Callable[..., None], *args: object) -> threading.Thread:
-        """Start ``work`` in a thread; one that ends unheard would make the campaign look good."""
-
-        def safely() -> None:
-            try:
-                work(*args)
-            except Exception as err:
-                self.failures.append(f"{work.__name__}{args}: {err!r}")
-                self.log(f"BROKEN {self.failures[-1]}")
-
-        thread = threading.Thread(target=safely, daemon=True)
+        """Do the same in a thread."""
+        thread = threading.Thread(target=self.safely, args=(work, *args), daemon=True)
         thread.start()
         return thread

@@ -48,6 +48,7 @@ with db:
     db.execute(f"UPDATE lease SET updated = updated - 31 * 86400 WHERE {{old}}")
 print(*db.execute("SELECT count(*) FROM lease").fetchone())
 """
+_AWAY = (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
 AS_VHPCD = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
 
 
@@ -69,17 +70,20 @@ class Endurance:
     def run(self) -> None:
         """Until ``stop``."""
         while not self._over.wait(SAMPLE_S):
-            days = len(self.record.submitted) // DAY_JOBS
-            if days > self._days:
-                self._days = days
-                for node in self.lab.nodes:
-                    self.lab.run(node, "sh", "-c", NODE_DAY, stdin=ROTATE, check=False)
             try:
+                self._pass_days()
                 self.record.samples.append(self._sample())
-            except (OSError, ValueError, KeyError) as err:  # a fault has taken a host or a daemon away
+            except _AWAY as err:  # a fault has taken a host or a daemon away
                 self._background.log(f"no sample: {err!r}")
             if time.monotonic() - self._told > PROGRESS_S:
                 self._tell()
+
+    def _pass_days(self) -> None:
+        days = len(self.record.submitted) // DAY_JOBS
+        if days > self._days:
+            self._days = days
+            for node in self.lab.nodes:
+                self.lab.run(node, "sh", "-c", NODE_DAY, stdin=ROTATE, check=False)
 
     def _tell(self) -> None:
         self._told = time.monotonic()
@@ -96,7 +100,7 @@ class Endurance:
         """What there is now.
 
         Raises:
-            OSError, KeyError: a daemon or a host is not there.
+            _AWAY: a daemon or a host is not there.
         """
         done = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
         hosts = json.loads(done.stdout)["hosts"]

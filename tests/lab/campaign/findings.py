@@ -44,6 +44,8 @@ class Findings:
     """What the attacker reached, and the starts of others that she delayed."""
     grown: list[Trend] = field(default_factory=list)
     """What daemons and files need more and more of."""
+    broken: list[str] = field(default_factory=list)
+    """What failed of the campaign itself."""
 
     @property
     def unexplained(self) -> list[Verdict]:
@@ -59,7 +61,9 @@ class Findings:
     def passed(self) -> bool:
         """Whether there is nothing to be mended."""
         idle = all(state.removesuffix("+PLANNED") == "IDLE" for state in self.states.values())
-        return idle and not (self.unexplained or self.causeless or self.left or self.harm or self.grown)
+        return idle and not (
+            self.unexplained or self.causeless or self.left or self.harm or self.grown or self.broken
+        )
 
 
 def carry_out(lab: Lab, plan: Plan, stop: threading.Event | None = None) -> tuple[Record, Findings]:
@@ -68,10 +72,10 @@ def carry_out(lab: Lab, plan: Plan, stop: threading.Event | None = None) -> tupl
     When ``stop`` is set, it ends with the jobs that it has submitted.
     """
     began = time.monotonic()
-    plan = plan if lab.has_nat() else plan.without_nat()
+    plan = plan if plan.light or lab.has_nat() else plan.without_nat()
     campaign = Campaign(
         lab,
-        plan if lab.has_pmix() else plan.without_pmix(),
+        plan if plan.light or lab.has_pmix() else plan.without_pmix(),
         lambda line: print(line, file=sys.stderr, flush=True),
         stop or threading.Event(),
     )
@@ -105,7 +109,7 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
     drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
     states = {node: lab.node_state(node)[0] for node in lab.nodes}
     harm, grown = harm_done(campaign, verdicts), [row for row in trends(record.samples) if row.bad]
-    return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm, grown)
+    return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm, grown, record.broken)
 
 
 def harm_done(campaign: Campaign, verdicts: list[Verdict]) -> list[str]:

@@ -22,6 +22,7 @@ from campaign.watch import Watch
 
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
 TARGET_WAIT_S = 40.0
+SERVICE_TRIES = 5
 LOCK = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
 LOCK_SCRIPT = """
 import sqlite3, sys, time
@@ -189,8 +190,13 @@ class Injector:
 
     def _service(self, host: str, act: str, unit: str) -> None:
         command = [VLAB, "service", host, act, unit]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
-        assert done.returncode == 0, f"{act} {unit} on {host}: {done.stderr}"
+        # on a busy machine a daemon may take longer to start than vlab waits
+        for left in reversed(range(SERVICE_TRIES if act in ("start", "restart") else 1)):
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+            if done.returncode == 0:
+                return
+            command[3] = "start"
+            assert left, f"{act} {unit} on {host}: {done.stderr}"
 
     def _reboot(self, planned: PlannedFault) -> Injected:
         for thread in self.holds:

@@ -61,6 +61,7 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
         _list(_unexplained(verdict) for verdict in findings.unexplained),
         "## Left behind",
         _list(findings.left),
+        *(["## What failed of the campaign itself", _list(findings.broken)] if findings.broken else []),
         *(["## Over the whole run", trends.RULE, _over_time(record)] if record.samples else []),
         *(["## Attacks", _attacks(record.attacks), _list(findings.harm)] if record.attacks else []),
     ]
@@ -97,6 +98,7 @@ def plain(plan: Plan, record: Record, findings: Findings) -> dict[str, Any]:
         "operator": record.helped,
         "attacks": asdict(record.attacks) if record.attacks else None,
         "harm": findings.harm,
+        "broken": findings.broken,
         "stopped": _stopped(plan, record),
         "trends": [asdict(trend) for trend in trends.trends(record.samples)],
         "samples": [
