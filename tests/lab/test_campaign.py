@@ -161,6 +161,10 @@ def test_a_daemon_that_grows_with_jobs_is_found() -> None:
     assert run_of([*filling, *[12.0] * 10, *[16.0] * 11], "descriptors") == GROWS
     # one sample in a busy moment is no trend
     assert run_of([*filling, *[12.0] * 10, *[16.0] * 3, *[12.0] * 8], "descriptors") == FLAT
+    # with the jobs of the moment
+    busy = [20.0, 50.0, 30.0, 40.0, 60.0]
+    assert run_of([*filling, *busy * 2, *[one + 10 for one in busy * 2], 50.0], "files") == FLAT
+    assert run_of([*filling, *busy * 2, *[one + 30 for one in busy * 2], 70.0], "files") == GROWS
     assert run_of([*filling, *[9.0] * 21], restarted=9) == FLAT
     assert run_of([*filling, *[9.0] * 21], restarted=15) == "restarted"
     assert run_of([50.0] * 9) == "too few samples"

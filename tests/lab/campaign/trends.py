@@ -13,6 +13,8 @@ third. The first is compared with nothing: memory pools and caches fill, and dae
 
 - Memory and descriptors of a daemon grow if their median has become larger by more than a twentieth and by
   more than 1 MiB or 3 descriptors; files, processes and leases by more than a tenth and by more than a few.
+  What varies with the jobs of the moment must also grow by more than twice its spread in the middle third
+  (median absolute deviation).
 - CPU time of a daemon for a job grows if it has become larger by more than a quarter and by more than 2 ms.
 - Timelines and reports of use that a node keeps may not be more than 510 each.
 """
@@ -95,9 +97,8 @@ def _held(samples: Sequence[Sample], name: str, unit: str) -> Trend:
     elif unit == "KiB of logs":
         verdict = "not rotated here"
     else:
-        verdict = _reason_not_to_judge(samples, name) or _verdict(
-            middle, last, PARTS.get(unit, PART), STEPS[unit]
-        )
+        step = max(STEPS[unit], 2 * _spread(thirds(samples)[0], value))
+        verdict = _reason_not_to_judge(samples, name) or _verdict(middle, last, PARTS.get(unit, PART), step)
     return Trend(name, unit, shown, middle, last, verdict)
 
 
@@ -134,6 +135,13 @@ def _verdict(middle: float | None, last: float | None, part: float, step: float)
 def _median(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float | None:
     known = [found for found in map(value, samples) if found is not None]
     return statistics.median(known) if known else None
+
+
+def _spread(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> float:
+    """The median absolute deviation; a quarter of what something gains that grows evenly."""
+    known = [found for found in map(value, samples) if found is not None]
+    middle = statistics.median(known or [0.0])
+    return statistics.median([abs(one - middle) for one in known] or [0.0])
 
 
 def lines(samples: Sequence[Sample]) -> Iterator[tuple[str, ...]]:
