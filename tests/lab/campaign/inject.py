@@ -23,6 +23,8 @@ from campaign.watch import Watch
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
 TARGET_WAIT_S = 40.0
 SERVICE_TRIES = 5
+HANDS = 3
+"""So many faults wait for processes of jobs at once on a light lab, where jobs are short."""
 LOCK = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
 LOCK_SCRIPT = """
 import sqlite3, sys, time
@@ -46,27 +48,47 @@ class Injector:
 
     def run(self) -> None:
         """All faults of the plan, each when so many jobs were submitted."""
+        hits: list[threading.Thread] = []
+        hands = threading.Semaphore(HANDS)
         for planned in self.plan.faults:
-            while len(self.record.submitted) < planned.after:
-                if self._background.stop.wait(0.3):
-                    return
-            if self._background.stop.wait(planned.pause_s):
-                return
-            fault = FAULTS[planned.kind]
+            if not self._wait_for(planned):
+                break
+            if self.plan.light and FAULTS[planned.kind].reach == JOB:
+                hands.acquire()
+                hits.append(self._background.thread(self._carry_out, planned, hands))
+            else:
+                self._carry_out(planned)
+        for thread in hits:
+            thread.join(2 * TARGET_WAIT_S)
+
+    def _wait_for(self, planned: PlannedFault) -> bool:
+        """Whether its time has come before the campaign was stopped."""
+        stop = self._background.stop
+        while len(self.record.submitted) < planned.after:
+            if stop.wait(0.3):
+                return False
+        return not stop.wait(planned.pause_s)
+
+    def _carry_out(self, planned: PlannedFault, hands: threading.Semaphore | None = None) -> None:
+        fault = FAULTS[planned.kind]
+        try:
             if fault.reach == JOB:
                 done = self._hit_user(planned) if fault.act in ("scancel", "requeue") else self._hit(planned)
             elif fault.act == "reboot":
                 done = self._reboot(planned)
             else:
                 done = self._hit_daemon(planned)
-            if done is None:
-                self.record.missed.append(planned)
-                self._background.log(f"FAULT {planned.number} {planned.kind}: nothing to hit")
-            else:
-                where = done.node or "the cluster"
-                self._background.log(
-                    f"FAULT {planned.number} {planned.kind} on {where}: {done.target or ''} {done.note}"
-                )
+        finally:
+            if hands is not None:
+                hands.release()
+        if done is None:
+            self.record.missed.append(planned)
+            self._background.log(f"FAULT {planned.number} {planned.kind}: nothing to hit")
+        else:
+            where = done.node or "the cluster"
+            self._background.log(
+                f"FAULT {planned.number} {planned.kind} on {where}: {done.target or ''} {done.note}"
+            )
 
     def _note(self, injected: Injected) -> Injected:
         injected.end = injected.end or time.monotonic()
