@@ -36,16 +36,19 @@ def light_lab(nodes: int, *, keep: bool) -> Iterator[Lab]:
         if subprocess.run([VLAB, "up", "--light", "--nodes", str(nodes)], check=False).returncode:
             raise BenchError("the lab has not started, see above")
         lab = Lab()
-        _install(lab)
+        install(lab, IMAGE)
         yield lab
     finally:
         if not (keep or ran):
             subprocess.run([VLAB, "down"], check=False)
 
 
-def _install(lab: Lab) -> None:
-    """Publish an image whose files are a few bytes, and put the stand-in for guests on all nodes."""
-    publish(lab.paths["shared"] / "vhpc/catalog", IMAGE, b"root", **_SMALL)
+def install(lab: Lab, image: str, **keys: Any) -> None:
+    """Publish an image whose files are a few bytes, and put the stand-in for guests on all nodes.
+
+    ``keys`` are further keys of the image's manifest.
+    """
+    publish(lab.paths["shared"] / "vhpc/catalog", image, b"root", **{**_SMALL, **keys})
     build = ["cmake", "--build", str(_BUILD), "--target", "vhpc-agent"]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     found = [path for path in _BUILD.rglob("vhpc-agent") if path.is_file()]

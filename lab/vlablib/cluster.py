@@ -26,7 +26,12 @@ _NODE_MEMORY_MIB = 6000
 _LIGHT_NODE_MEMORY_MIB = 4096
 _HEALTHCHECK_S = 60
 # the health checks of many light nodes would use more of this machine's CPUs than their jobs
-_LIGHT_HEALTHCHECK_S = 36000
+_MANY_LIGHT_NODES = 16
+_MANY_HEALTHCHECK_S = 36000
+# tests look at jobs that ended while they waited for others
+_MIN_JOB_AGE_S = 3600
+# the default: slurmctld's memory must not depend on how long an endurance run is
+_LIGHT_MIN_JOB_AGE_S = 300
 # for the machine itself and the controller's daemons
 _KEPT_MEMORY_MIB = 2048
 
@@ -237,6 +242,7 @@ def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
         etc=slurm.conf,
         controllers=controllers,
         database=record.database,
+        job_age=str(_LIGHT_MIN_JOB_AGE_S if record.light else _MIN_JOB_AGE_S),
         vhpc="# nothing of vhpc" if record.bare else _slurm_conf_of_vhpc(lab, record, version),
         nodes=nodes,
     )
@@ -253,6 +259,7 @@ def _slurm_conf_of_vhpc(lab: Lab, record: Record, version: tuple[int, ...]) -> s
 
 def _scripts(lab: Lab, record: Record) -> str:
     """Name only deployed hooks in slurm.conf, so that the lab also runs without them."""
+    many = record.light and record.nodes > _MANY_LIGHT_NODES
     hooks = {
         "prolog": "Prolog={}",
         "epilog": "Epilog={}",
@@ -261,7 +268,7 @@ def _scripts(lab: Lab, record: Record) -> str:
         # twice as often as recommended, because tests wait for it
         "healthcheck": (
             "HealthCheckProgram={}\n"
-            f"HealthCheckInterval={_LIGHT_HEALTHCHECK_S if record.light else _HEALTHCHECK_S}\n"
+            f"HealthCheckInterval={_MANY_HEALTHCHECK_S if many else _HEALTHCHECK_S}\n"
             "HealthCheckNodeState=ANY,CYCLE"
         ),
     }

@@ -234,7 +234,7 @@ class Lab:
             script = (
                 "virsh -q list --all --name | grep -v '^$' | sed 's/^/domain /';"
                 # not what has ended and waits for the host's PID 1
-                "ps -eo stat,pid,uid,args | grep -E 'qemu-system|virtiofsd|passt|vhpc-shim|vhpc-run' |"
+                "ps -eo stat,pid,uid,args | grep -E 'qemu-system|virtiofsd|passt|vhpc-(shim|run|agent)' |"
                 " grep -v -E 'grep|^Z' | sed 's/^/process /';"
                 "grep -E 'vhpc|virtiofs' /proc/mounts | grep -v -E '/shared|/opt/vhpc|libexec|lowerdir' |"
                 " sed 's/^/mount /';"

@@ -15,7 +15,8 @@ from campaign.judge import End, differs, drained_by, judge, touches
 from campaign.kinds import KINDS
 from campaign.plan import Plan, PlannedFault, PlannedJob, draw
 from campaign.record import Injected, Submitted
-from campaign.watch import Seen, Track, Trouble, exit_code
+from campaign.trends import FLAT, GROWS, Sample, points, thirds, trends
+from campaign.watch import Seen, Track, Trouble, exit_code, node_names
 from cluster import ROOT, Lab
 
 pytestmark = pytest.mark.lab
@@ -68,6 +69,21 @@ def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_a_light_campaign_needs_no_guest_and_spares_daemons_later() -> None:
+    plan = draw(7, 900, 300, light=True)
+    assert {job.kind for job in plan.jobs} == {name for name, kind in KINDS.items() if not kind.needs_guest}
+    assert {fault.kind for fault in plan.faults} == {
+        name for name, fault in FAULTS.items() if not fault.needs_guest
+    }
+    enders = [fault for fault in plan.faults if FAULTS[fault.kind].ends_daemon]
+    assert len(enders) == 50
+    assert max(fault.after for fault in enders) < 300
+    assert [fault.after for fault in plan.faults] == sorted(fault.after for fault in plan.faults)
+    # what would power off or crash this machine without a guest around it
+    assert not {"powers-off", "panics"} & {job.kind for job in plan.jobs}
+
+
+@pytest.mark.vlab_itself
 def test_an_attacked_campaign_judges_the_other_user_alone() -> None:
     assert {job.user for job in draw(7, *LONG).jobs} == {"alice", "bob"}
     assert {job.user for job in draw(7, *LONG, attacked=True).jobs} == {"bob"}
@@ -103,6 +119,79 @@ NOBODY: frozenset[int] = frozenset()
 def test_exit_codes_of_every_release_are_read_alike() -> None:
     assert [exit_code(text) for text in ("0:0", "7:0", "0:9")] == ["0:0", "7:0", "0:9"]
     assert [exit_code(text) for text in ("0", "1792", "9")] == ["0:0", "7:0", "0:9"]
+
+
+@pytest.mark.vlab_itself
+def test_lists_of_nodes_are_read_as_squeue_prints_them() -> None:
+    assert node_names("") == ()
+    assert node_names("n3") == ("n3",)
+    assert node_names("n[1-2]") == ("n1", "n2")
+    assert node_names("n[2,4-6]") == ("n2", "n4", "n5", "n6")
+
+
+@pytest.mark.vlab_itself
+def test_tasks_must_run_on_the_nodes_that_slurm_names() -> None:
+    def end(nodes: tuple[str, ...]) -> End:
+        track = Track([seen("COMPLETED", nodes=nodes)], 110.0)
+        output = "up in a guest\ntask 0 on n2\ntask 1 on n4\ndone\n"
+        return End("c000-two-nodes.0", KINDS["two-nodes"], track, output, "", ("", ""))
+
+    assert differs(end(("n2", "n4"))) == ""
+    for others in (("n1", "n2"), ("n2", "n3"), ("n4", "n2"), ("n2",), ()):
+        assert "output lacks" in differs(end(others)), others
+
+
+def run_of(values: list[float], unit: str = "MiB", *, restarted: int = 0) -> str:
+    """The verdict over a daemon that held this at equal distances; it was another one until a sample."""
+    samples = [
+        Sample(15.0 * i, 10 * i, {("vhpcd", unit): value}, {"vhpcd": 0.1 * i}, {"vhpcd": (i >= restarted,)})
+        for i, value in enumerate(values)
+    ]
+    return trends(samples)[0].verdict
+
+
+@pytest.mark.vlab_itself
+def test_a_daemon_that_grows_with_jobs_is_found() -> None:
+    filling = [20.0] * 10
+    assert run_of([*filling, *[50.0] * 21]) == FLAT
+    # medians of 50.9 and 52.9 MiB
+    assert run_of([*filling, *[50.0 + 0.2 * i for i in range(21)]]) == FLAT
+    assert run_of([*filling, *[50.0 + 0.4 * i for i in range(21)]]) == GROWS
+    assert run_of([*filling, *[5.0 + 0.05 * i for i in range(21)]]) == FLAT  # less than 1 MiB
+    assert run_of([*filling, *[12.0] * 10, *[16.0] * 11], "descriptors") == GROWS
+    # one sample in a busy moment is no trend
+    assert run_of([*filling, *[12.0] * 10, *[16.0] * 3, *[12.0] * 8], "descriptors") == FLAT
+    # with the jobs of the moment
+    busy = [20.0, 50.0, 30.0, 40.0, 60.0]
+    assert run_of([*filling, *busy * 2, *[one + 10 for one in busy * 2], 50.0], "files") == FLAT
+    assert run_of([*filling, *busy * 2, *[one + 30 for one in busy * 2], 70.0], "files") == GROWS
+    assert run_of([*filling, *[9.0] * 21], restarted=9) == FLAT
+    assert run_of([*filling, *[9.0] * 21], restarted=15) == "restarted"
+    assert run_of([50.0] * 9) == "too few samples"
+
+
+@pytest.mark.vlab_itself
+def test_cpu_time_for_a_job_is_judged_and_not_that_of_the_run() -> None:
+    def verdict(*ms: float) -> str:
+        cpu_s, samples = 0.0, []
+        for i in range(31):
+            samples.append(Sample(15.0 * i, 10 * i, {}, {"slurmctld": cpu_s}, {"slurmctld": (7,)}))
+            cpu_s += 10 * ms[min(i // 10, 2)] / 1e3
+        return trends(samples)[0].verdict
+
+    assert verdict(100, 20, 20) == FLAT
+    assert verdict(5, 20, 24) == FLAT
+    assert verdict(5, 20, 26) == GROWS
+    assert verdict(5, 2, 3.5) == FLAT  # not by 2 ms
+
+
+@pytest.mark.vlab_itself
+def test_samples_are_divided_by_jobs_and_not_by_time() -> None:
+    samples = [Sample(float(i), jobs, {}, {}, {}) for i, jobs in enumerate((1, 2, 3, 4, 5, 50, 100, 150))]
+    middle, last = thirds(samples)
+    assert [sample.jobs for sample in middle] == [50]
+    assert [sample.jobs for sample in last] == [100, 150]
+    assert [sample.jobs for sample in points(samples, 4)] == [2, 4, 50, 150]
 
 
 @pytest.mark.vlab_itself

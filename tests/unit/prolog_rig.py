@@ -43,6 +43,7 @@ class Node:
     told: list[tuple[str, str, tuple[str, str]]] = field(default_factory=list)
     may_requeue: bool = True
     reports: list[NodeReport] = field(default_factory=list)
+    comments: list[tuple[int, str]] = field(default_factory=list)
 
     def ask(self, *_: object) -> Lease:
         answer = self.answers.pop(0) if self.answers else self.lease
@@ -90,6 +91,9 @@ def prolog_node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
         ControllerClient, "report_timeline", lambda _, _line, report: found.reports.append(report)
     )
     monkeypatch.setattr(Scontrol, "requeue", lambda _, job_id: found.requeue(job_id))
+    monkeypatch.setattr(
+        Scontrol, "set_admin_comment", lambda _, job_id, text: found.comments.append((job_id, text))
+    )
     monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
     monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
     monkeypatch.setattr(shares, "of_job", lambda *_: ())

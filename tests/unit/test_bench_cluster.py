@@ -117,8 +117,9 @@ def test_the_stand_in_hands_its_first_connection_to_the_agent(
     )
     agent.chmod(0o755)
     monkeypatch.setattr(light_libvirt, "AGENT", str(agent))
+    monkeypatch.setattr(light_libvirt, "REGISTRY", tmp_path / "domains")
     path = str(tmp_path / "agent.sock")
-    light_libvirt.start_agent(path)
+    light_libvirt.start_agent(path, "vhpc-1-0-ab-g0")
     with socket.socket(socket.AF_UNIX) as host:
         host.connect(path)
         until = time.monotonic() + 60
@@ -129,3 +130,28 @@ def test_the_stand_in_hands_its_first_connection_to_the_agent(
     assert f"--call-socket={path}.call" in options
     # the three standard ones, the connection, and the one by which ls reads the directory
     assert len(files) == 5
+
+
+def test_the_stand_in_ends_all_processes_of_a_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, alive, kernel = (tmp_path / name for name in ("agent", "alive", "kernel"))
+    # a program of the job that has left its session
+    agent.write_text(f"#!/bin/sh\nuname -r >{kernel}\nmkfifo {alive}\nsetsid sleep 600 >{alive} &\nwait\n")
+    agent.chmod(0o755)
+    monkeypatch.setattr(light_libvirt, "AGENT", str(agent))
+    monkeypatch.setattr(light_libvirt, "REGISTRY", tmp_path / "domains")
+    path = str(tmp_path / "agent.sock")
+    light_libvirt.start_agent(path, "vhpc-1-0-ab-g0")
+    assert [domain.name() for domain in light_libvirt.domains()] == ["vhpc-1-0-ab-g0"]
+    with socket.socket(socket.AF_UNIX) as host:
+        host.connect(path)
+        until = time.monotonic() + 60
+        while not alive.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        with alive.open("rb") as pipe:
+            (domain,) = light_libvirt.domains()
+            domain.destroy()
+            assert pipe.read() == b""  # nobody has it any more
+    assert kernel.read_text().startswith("2.6.")
+    while light_libvirt.domains() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not list((tmp_path / "domains").iterdir())

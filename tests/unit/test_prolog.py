@@ -137,7 +137,16 @@ def test_what_cannot_be_released_stays_in_the_journal(node: Node, monkeypatch: p
 def test_without_vhpcd_the_job_is_requeued(node: Node) -> None:
     node.answers = [FabricError("vhpcd does not answer"), FabricError("vhpcd does not answer")]
     assert node.run() == 0
-    assert (node.requeued, node.drained, node.held) == ([42], [], [])
+    assert (node.requeued, node.drained, node.held, node.comments) == ([42], [], [], [])
+
+
+def test_without_vhpcd_a_job_that_may_not_be_requeued_is_told_why(node: Node) -> None:
+    node.answers, node.may_requeue = [FabricError("vhpcd does not answer")] * 2, False
+    assert node.run() == 0
+    assert node.comments == [
+        (42, "vhpc: vhpcd does not answer; the job may not be requeued: submit it again")
+    ]
+    assert (node.requeued, node.drained, node.held) == ([], [], [])
 
 
 def test_what_is_still_held_requeues_the_job_and_is_given_back(node: Node) -> None:

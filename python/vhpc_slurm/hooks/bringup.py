@@ -67,7 +67,7 @@ def run(
                 _queue_clean(layout, env, old, "cleared by Prolog")
         return _prepare(config, layout, env, client, lease, times)
     except FabricError as err:
-        requeue(config, env, err)
+        requeue_or_tell(config, env, err)
         return 0
     except (NodeError, TeardownError) as err:
         common.drain(config, env.node, err)
@@ -329,6 +329,20 @@ def _try_again(job: _Job, error: FabricError) -> None:
         return
     hint = "; ".join(filter(None, (error.hint, "the job may not be requeued: submit it again")))
     _fail_job(job, UserError(error.what, error.why, hint))
+
+
+def requeue_or_tell(config: Config, env: common.HookEnv, error: FabricError) -> None:
+    """Requeue a job without a lease, or give the reason in AdminComment if it may not be requeued.
+
+    Without a state file the plugin refuses its tasks, and knows only that nothing was prepared.
+    """
+    if requeue(config, env, error):
+        return
+    try:
+        text = f"vhpc: {error.line()}; the job may not be requeued: submit it again"
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment(env.job_id, text)
+    except FabricError as err:
+        common.log.warning("the job's user is not told: %s", err.line())
 
 
 def requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:

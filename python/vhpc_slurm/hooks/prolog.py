@@ -33,7 +33,7 @@ def run(config: Config) -> int:
         start.load_rest("vhpc_slurm.hooks.prolog")
         from vhpc_slurm.hooks import bringup
 
-        bringup.requeue(config, env, err)
+        bringup.requeue_or_tell(config, env, err)
         return 0
 
 

@@ -47,6 +47,13 @@ class Fault:
     hold_s: float = 0.0
     weight: int = 1
     long: bool = False
+    needs_guest: bool = False
+    """Not for a light lab, whose guests are processes without QEMU."""
+
+    @property
+    def ends_daemon(self) -> bool:
+        """Whether a daemon that lives for years begins anew."""
+        return bool(self.unit) or self.act == "reboot"
 
     @property
     def stops_boots(self) -> bool:
@@ -66,12 +73,14 @@ HOOK = r"Prolog error|Epilog error|vhpc: .*"
 _ALL = (
     # parts of one job
     Fault("qemu-kill", JOB, "KILL", "qemu", ends=(LINE,), delay_s=4, weight=3, drains=BROKEN_BOOT),
-    Fault("qemu-pause", JOB, "STOP", "qemu", ends=(), delay_s=4, hold_s=4, weight=2),
-    Fault("qemu-reset", JOB, "reset", "qemu", ends=(LINE,), delay_s=4, weight=2),
-    Fault("qemu-destroy", JOB, "destroy", "qemu", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT),
+    Fault("qemu-pause", JOB, "STOP", "qemu", ends=(), delay_s=4, hold_s=4, weight=2, needs_guest=True),
+    Fault("qemu-reset", JOB, "reset", "qemu", ends=(LINE,), delay_s=4, weight=2, needs_guest=True),
+    Fault("qemu-destroy", JOB, "destroy", "qemu", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT,
+          needs_guest=True),
     Fault("virtiofsd-kill", JOB, "KILL", "virtiofsd", ends=(LINE,), delay_s=4, weight=2, drains=BROKEN_BOOT),
     Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
-    Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
+    Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT,
+          needs_guest=True),
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
           long=True),
@@ -86,8 +95,9 @@ _ALL = (
     Fault("requeue", JOB, "requeue", ends=(), weight=3),
     # daemons of a node
     Fault("libvirtd-kill", NODE, "kill", unit="libvirtd", ends=(LINE, SLURM), hold_s=5, weight=2,
-          drains=BROKEN_BOOT),
-    Fault("libvirtd-restart", NODE, "restart", unit="libvirtd", ends=(LINE, SLURM), drains=BROKEN_BOOT),
+          drains=BROKEN_BOOT, needs_guest=True),
+    Fault("libvirtd-restart", NODE, "restart", unit="libvirtd", ends=(LINE, SLURM), drains=BROKEN_BOOT,
+          needs_guest=True),
     Fault("slurmd-kill", NODE, "kill", unit="slurmd", ends=(*ANY, *LOST), hold_s=5, weight=2, long=True,
           drains=HOOK),
     Fault("slurmd-restart", NODE, "restart", unit="slurmd", ends=(*ANY, *LOST), long=True, drains=HOOK),
@@ -95,12 +105,17 @@ _ALL = (
     Fault("network-cut", NODE, "cut", ends=(*ANY, UNHEARD), hold_s=8, weight=2, drains=HOOK),
     # of a node with a guest on a job's network, while it boots, waits for the others, or runs
     Fault("job-network-cut", NODE, "cut", "networked-qemu", ends=(*ANY, UNHEARD), delay_s=10, hold_s=12,
-          weight=3, drains=HOOK),
+          weight=3, drains=HOOK, needs_guest=True),
     Fault("reboot", NODE, "reboot", ends=(*ANY, *LOST), weight=2, long=True,
           drains=r"Node unexpectedly rebooted"),
     # daemons of the cluster
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
+    # another connection holds the lock of vhpcd's database, as that of a backup does
+    Fault("database-busy", CLUSTER, "lock", ctl=True, ends=(LINE,), hold_s=8, weight=2),
+    # hooks start a Python of their own
+    Fault("hookd-kill", CLUSTER, "kill", unit="vhpc-hookd", ctl=True, hold_s=5),
+    Fault("hookd-restart", CLUSTER, "restart", unit="vhpc-hookd", ctl=True),
     Fault("slurmctld-kill", CLUSTER, "kill", unit="slurmctld", ctl=True, hold_s=5, weight=2, long=True,
           ends=(FORGOTTEN, UNSAVED, ID_REUSED, *ANY, *LOST), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmctld-restart", CLUSTER, "restart", unit="slurmctld", ctl=True, weight=2, long=True,

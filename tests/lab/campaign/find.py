@@ -35,6 +35,10 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
     if role in ("qemu", "networked-qemu") and "qemu-system" in words[0]:
         if role == "qemu" or '"type":"tap"' in line or " tap," in line:
             found = re.search(r" guest=vhpc-(\d+)-", line)
+    elif (
+        role == "qemu"
+    ):  # of a light lab: the shell that waits for the agent (bench/vhpcbench/light_libvirt.py)
+        found = re.search(r"^/bin/sh .* light-guest=vhpc-(\d+)-", line)
     elif role == "stepd":
         found = re.match(r"slurmstepd: \[(\d+)\.(?!extern)", line)
     elif role == "step-stepd":
@@ -44,10 +48,11 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
             found = re.match(r"(\d+)\.", environment(pid, "VHPC_GENERATION"))
     elif role == "run" and Path(f"/proc/{pid}/exe").readlink().name == "vhpc-run":
         found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
-    elif role in ("prolog", "epilog", "slurmctld-hook"):
-        module = f"vhpc_slurm.hooks.{role.removesuffix('-hook')}"
-        if module in words:
+    elif role == "slurmctld-hook":  # the clients of vhpc-hookd
+        if Path(words[0]).name in ("prolog-slurmctld", "epilog-slurmctld"):
             found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
+    elif role in ("prolog", "epilog") and f"vhpc_slurm.hooks.{role}" in words:
+        found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
     return int(found[1]) if found else 0
 
 
@@ -85,11 +90,11 @@ def main() -> None:
     while time.monotonic() < until:
         found = candidates(role)
         if not found:
-            time.sleep(0.05)
+            time.sleep(0.05 if float(delay_s) else 0.01)
             continue
         pid, job, line = found[int(float(pick) * len(found))]
         time.sleep(float(delay_s))
-        if (pid, job, line) not in candidates(role):
+        if float(delay_s) and (pid, job, line) not in candidates(role):
             continue  # it has ended meanwhile: another one
         try:
             hit(act, pid, line)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cluster import NODES, Lab
+from cluster import Lab
 
 from campaign.attack import starts
 from campaign.judge import HOLDER, End, Verdict, differs, drained_by, judge, touches
@@ -16,6 +17,7 @@ from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
 from campaign.record import Injected, Record, Submitted
 from campaign.run import Campaign
+from campaign.trends import Trend, trends
 from campaign.watch import Trouble
 
 CLEAN_S = 330.0
@@ -40,6 +42,10 @@ class Findings:
     duration_s: float
     harm: list[str]
     """What the attacker reached, and the starts of others that she delayed."""
+    grown: list[Trend] = field(default_factory=list)
+    """What daemons and files need more and more of."""
+    broken: list[str] = field(default_factory=list)
+    """What failed of the campaign itself."""
 
     @property
     def unexplained(self) -> list[Verdict]:
@@ -55,21 +61,27 @@ class Findings:
     def passed(self) -> bool:
         """Whether there is nothing to be mended."""
         idle = all(state.removesuffix("+PLANNED") == "IDLE" for state in self.states.values())
-        return idle and not (self.unexplained or self.causeless or self.left or self.harm)
+        return idle and not (
+            self.unexplained or self.causeless or self.left or self.harm or self.grown or self.broken
+        )
 
 
-def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
-    """A campaign from its beginning to its end, told on stderr; drained nodes are taken back."""
+def carry_out(lab: Lab, plan: Plan, stop: threading.Event | None = None) -> tuple[Record, Findings]:
+    """A campaign from its beginning to its end, told on stderr; drained nodes are taken back.
+
+    When ``stop`` is set, it ends with the jobs that it has submitted.
+    """
     began = time.monotonic()
-    plan = plan if lab.has_nat() else plan.without_nat()
+    plan = plan if plan.light or lab.has_nat() else plan.without_nat()
     campaign = Campaign(
         lab,
-        plan if lab.has_pmix() else plan.without_pmix(),
+        plan if plan.light or lab.has_pmix() else plan.without_pmix(),
         lambda line: print(line, file=sys.stderr, flush=True),
+        stop or threading.Event(),
     )
     campaign.run()
     found = find(campaign, time.monotonic() - began)
-    for node in NODES:
+    for node in lab.nodes:
         if "DRAIN" in lab.node_state(node)[0]:
             lab.resume(node)
     return campaign.record, found
@@ -95,8 +107,9 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
             touched = touches(end, job, record.injected, reused, holder)
             verdicts.append(judge(end, touched, reused))
     drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
-    states = {node: lab.node_state(node)[0] for node in NODES}
-    return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm_done(campaign, verdicts))
+    states = {node: lab.node_state(node)[0] for node in lab.nodes}
+    harm, grown = harm_done(campaign, verdicts), [row for row in trends(record.samples) if row.bad]
+    return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm, grown, record.broken)
 
 
 def harm_done(campaign: Campaign, verdicts: list[Verdict]) -> list[str]:
@@ -142,7 +155,7 @@ def remains(lab: Lab) -> list[str]:
     """What is left: by an independent count, by vhpc's own word, and in vhpcd's database."""
     found = lab.leaks()
     found += [f"lease {lease}" for lease in lab.leases()]
-    for node in NODES:
+    for node in lab.nodes:
         found += [f"{node}: vhpc reconcile: {outcome}" for outcome in lab.vhpc(node, "reconcile", "--check")]
     return found
 

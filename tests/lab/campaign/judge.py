@@ -106,7 +106,9 @@ def differs(end: End) -> str:
 
 
 def _missing(end: End) -> str:
-    for pattern in end.kind.says:
+    nodes = end.track.now.nodes if end.track is not None else ()
+    for said in end.kind.says:
+        pattern = re.sub(r"<node (\d)>", lambda found: (*nodes, "", "")[int(found[1])], said)
         if not re.search(pattern, end.output, re.MULTILINE):
             return f"its output lacks {pattern}"
     return ""

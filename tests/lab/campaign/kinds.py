@@ -23,7 +23,9 @@ class Kind:
     ``weight`` is how many cards it has in the deck that jobs are drawn from.
     ``state`` and ``code`` are how it ends (code None: any), ``says`` what must
     be in its output (regular expressions over lines).  ``act`` is what its
-    user does to it later.  ``long`` kinds have no place in a short campaign.
+    user does to it later.  ``long`` kinds have no place in a short campaign, and
+    those that ``needs_guest`` none on a light lab, whose guests are processes
+    of the node: they need root, a network or a console of the guest.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Kind:
     act: str = ""
     mistake: bool = False
     long: bool = False
+    needs_guest: bool = False
 
     @property
     def in_guest(self) -> bool:
@@ -46,9 +49,11 @@ class Kind:
 
 
 ONE = ("-n1",)
+FIRST, SECOND = "<node 0>", "<node 1>"
+"""In ``says``: nodes that Slurm names for the job, in their order."""
 UP = r"^up in a guest$"
 DONE = r"^done$"
-GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
+GONE = r"^vhpc: the guest of job \d+ on n\d+ is gone"
 STEP = "srun {} sh -c 'echo task $SLURM_PROCID on $SLURMD_NODENAME'"
 
 
@@ -106,14 +111,14 @@ _ALL = (
         "steps",
         f"{STEP.format('-n2')} || exit 9; {STEP.format('-n1')} || exit 9; echo done",
         ("-N1", "-n2"),
-        says=(UP, r"^task 0 on n[12]$", r"^task 1 on n[12]$", DONE),
+        says=(UP, r"^task 0 on n\d+$", r"^task 1 on n\d+$", DONE),
         weight=2,
     ),
     Kind(
         "two-nodes",
         f"{STEP.format('-N2 -n2')} || exit 9; sleep 1; echo done",
         ("-N2", "-n2"),
-        says=(UP, r"^task 0 on n1$", r"^task 1 on n2$", DONE),
+        says=(UP, f"^task 0 on {FIRST}$", f"^task 1 on {SECOND}$", DONE),
         weight=3,
     ),
     Kind(
@@ -129,6 +134,7 @@ _ALL = (
         ("-N2", "-n2", "--vhpc-network=job"),
         says=(UP, r"^the first task said \. to n2$", DONE),
         weight=3,
+        needs_guest=True,
     ),
     Kind(
         "pmi2",
@@ -136,6 +142,7 @@ _ALL = (
         ("-N2", "-n2", "--vhpc-network=job"),
         says=(UP, r"^mapping \(vector,\(0,2,1\)\)$", r"^hosts n1 n2$", DONE),
         weight=3,
+        needs_guest=True,
     ),
     Kind(
         "pmix",
@@ -143,6 +150,7 @@ _ALL = (
         ("-N2", "-n2", "--vhpc-network=job"),
         says=(UP, r"^rank 0 has a server$", r"^rank 1 has a server$", DONE),
         weight=3,
+        needs_guest=True,
     ),
     Kind(
         "nat",
@@ -150,12 +158,14 @@ _ALL = (
         (*ONE, "--vhpc-network=nat"),
         says=(UP, r"^default route of nat0$", DONE),
         weight=2,
+        needs_guest=True,
     ),
     Kind(
         "both-networks",
         f"{STEP.format('-N2 -n2')} || exit 9; cut -f1 /proc/net/route | sort -u; echo done",
         ("-N2", "-n2", "--vhpc-network=job,nat"),
         says=(UP, r"^nat0$", r"^vhpc0$", r"^task 1 on n2$", DONE),
+        needs_guest=True,
     ),
     Kind(
         "four-guests",
@@ -167,6 +177,7 @@ _ALL = (
             r"^the first task said \. to n1-g1$", r"^the first task said \. to n2-g1$", DONE,
         ),
         weight=3,
+        needs_guest=True,
     ),
     Kind("array", "sleep 1; echo done", (*ONE, "--array=0-2"), says=(UP, DONE), weight=2, tasks=3),
     Kind(
@@ -177,9 +188,10 @@ _ALL = (
         "sudo sh -c 'echo hello > /dev/console'; echo done",
         (*ONE, f"--vhpc-console={FOLDER}/%x.console"),
         says=(UP, DONE),
+        needs_guest=True,
     ),
     Kind("batch-host", f"{STEP.format('-n1')} || exit 9; echo done", (*ONE, "--vhpc-batch=host"),
-         says=(r"^up on the host$", r"^task 0 on n[12]$", DONE)),
+         says=(r"^up on the host$", r"^task 0 on n\d+$", DONE)),
     Kind("srun", "sleep 1; echo done", ONE, says=(UP, DONE), act="interactive", weight=2),
     # ends that the user brought about
     Kind("exit-7", "exit 7", ONE, state="FAILED", code="7:0", says=(UP,)),
@@ -204,13 +216,13 @@ _ALL = (
     Kind("no-command", "srun no-such-command; exit $?", ONE, state="FAILED", code="2:0", mistake=True,
          says=(UP, r"no-such-command")),
     Kind("powers-off", "sudo sh -c 'echo o > /proc/sysrq-trigger'; sleep 300", ONE, state="FAILED", code=None,
-         says=(UP, GONE), mistake=True, weight=2),
+         says=(UP, GONE), mistake=True, needs_guest=True, weight=2),
     Kind("panics", "sudo sh -c 'echo c > /proc/sysrq-trigger'; sleep 300", ONE, state="FAILED", code=None,
-         says=(UP, GONE), mistake=True),
+         says=(UP, GONE), mistake=True, needs_guest=True),
     # jobs that have nothing to do with vhpc
     Kind("plain", "sleep 1; echo done", ONE, image=None, says=(r"^up on the host$", DONE), weight=2),
     Kind("plain-2", f"{STEP.format('-N2 -n2')} || exit 9; echo done", ("-N2", "-n2"), image=None,
-         says=(r"^up on the host$", r"^task 1 on n2$", DONE)),
+         says=(r"^up on the host$", f"^task 1 on {SECOND}$", DONE)),
     Kind("plain-fails", "exit 3", ONE, image=None, state="FAILED", code="3:0", says=(r"^up on the host$",)),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _ALL}

@@ -12,6 +12,10 @@ from campaign.kinds import KINDS, Kind
 
 USERS = ("alice", "bob")
 NAT_KINDS = {"nat", "both-networks"}
+LIGHT_PACE = 0.3
+"""Pauses on a light lab: a guest is there in a part of the time that one needs to boot."""
+ENDERS = 6
+"""On a light lab one of so many faults ends a daemon."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     attacked: bool = False
     """All jobs are bob's, and alice attacks meanwhile."""
+    light: bool = False
+    """For a lab without real guests."""
 
     def without_nat(self) -> Plan:
         """The same with jobs that have no nat, for nodes without a passt that can do it."""
@@ -69,38 +75,70 @@ class Plan:
         return replace(self, jobs=tuple(jobs))
 
 
-def draw(seed: int, jobs: int, faults: int, *, short: bool = False, attacked: bool = False) -> Plan:
+def draw(
+    seed: int, jobs: int, faults: int, *, short: bool = False, attacked: bool = False, light: bool = False
+) -> Plan:
     """Draw a campaign.
 
     Kinds come from decks that are shuffled anew when they are used up, so that
     a campaign of some length holds all of them.  ``short`` leaves out what
     takes minutes; in an ``attacked`` one all jobs are of the user who is not
-    the attacker.
+    the attacker; a ``light`` one is for a lab without real guests.
     """
     users = USERS[1:] if attacked else USERS
     dice = random.Random(seed)
-    kinds = _draw(dice, [kind for kind in KINDS.values() if not (short and kind.long)], jobs)
-    hits = _draw(dice, [fault for fault in FAULTS.values() if not (short and fault.long)], faults)
+    kinds = [one for one in KINDS.values() if not ((short and one.long) or (light and one.needs_guest))]
+    hits = [one for one in FAULTS.values() if not ((short and one.long) or (light and one.needs_guest))]
+    drawn = _draw(dice, kinds, jobs)
+    pace = LIGHT_PACE if light else 1.0
+    moments = _light_moments(dice, hits, jobs, faults) if light else _moments(dice, hits, jobs, faults)
     return Plan(
         seed,
         tuple(
-            PlannedJob(number, kind, dice.choice(users), _seconds(dice, 0, 2), _seconds(dice, 0, 8))
-            for number, kind in enumerate(kinds)
+            PlannedJob(
+                number,
+                kind,
+                dice.choice(users),
+                _seconds(dice, 0, 2 * pace),
+                _seconds(dice, 0, 8 * pace),
+            )
+            for number, kind in enumerate(drawn)
         ),
         tuple(
             PlannedFault(
                 number,
                 kind,
-                after=(number + 1) * jobs // (faults + 1),
-                pause_s=_seconds(dice, 0, 3),
+                after,
+                pause_s=_seconds(dice, 0, 3 * pace),
                 pick=round(dice.random(), 3),
-                delay_s=_seconds(dice, 0, FAULTS[kind].delay_s),
+                delay_s=_seconds(dice, 0, FAULTS[kind].delay_s * pace),
                 hold_s=_seconds(dice, 0, FAULTS[kind].hold_s),
             )
-            for number, kind in enumerate(hits)
+            for number, (after, kind) in enumerate(moments)
         ),
         attacked,
+        light,
     )
+
+
+def _moments(dice: random.Random, hits: Sequence[Fault], jobs: int, faults: int) -> list[tuple[int, str]]:
+    """Faults, each after so many jobs."""
+    drawn = _draw(dice, hits, faults)
+    return [((number + 1) * jobs // (faults + 1), kind) for number, kind in enumerate(drawn)]
+
+
+def _light_moments(
+    dice: random.Random, hits: Sequence[Fault], jobs: int, faults: int
+) -> list[tuple[int, str]]:
+    """As ``_moments``; those that end a daemon come in the first third of the jobs.
+
+    What daemons hold is compared between the other thirds (trends.py), through
+    which each of them therefore lives.
+    """
+    enders = faults // ENDERS
+    moments = _moments(dice, [hit for hit in hits if hit.ends_daemon], jobs // 3, enders)
+    moments += _moments(dice, [hit for hit in hits if not hit.ends_daemon], jobs, faults - enders)
+    return sorted(moments, key=lambda moment: moment[0])
 
 
 def _draw(dice: random.Random, choice: Sequence[Kind | Fault], count: int) -> list[str]:

@@ -11,6 +11,7 @@ from campaign.attack import Attacks
 from campaign.faults import FAULTS, Fault
 from campaign.kinds import KINDS, Kind
 from campaign.plan import PlannedFault, PlannedJob
+from campaign.trends import Sample
 
 
 @dataclass
@@ -59,4 +60,8 @@ class Record:
     missed: list[PlannedFault] = field(default_factory=list)
     helped: list[str] = field(default_factory=list)
     """What the operator did."""
+    broken: list[str] = field(default_factory=list)
+    """What failed of the campaign itself."""
     attacks: Attacks | None = None
+    samples: list[Sample] = field(default_factory=list)
+    """What daemons held during the run, on a light lab."""

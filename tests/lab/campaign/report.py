@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from campaign import trends
 from campaign.attack import Attacks
 from campaign.findings import Findings
 from campaign.judge import Verdict
@@ -25,6 +26,11 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
         f"{len(record.submitted)} jobs ({len(verdicts)} with array elements), {len(record.injected)} faults"
         f" ({len(record.missed)} more found nothing to hit) in {findings.duration_s / 60:.1f} min;"
         f" all clear {findings.clean_after_s:.0f} s after the last job.",
+        *(
+            [f"**Stopped before its end**: {len(plan.jobs)} jobs were planned."]
+            if _stopped(plan, record)
+            else []
+        ),
         "Passed." if findings.passed else "**Not passed.**",
         _table(
             ("what", "count"),
@@ -36,6 +42,7 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
                 ("drained nodes", len(findings.drains)),
                 ("drained nodes that no fault explains", len(findings.causeless)),
                 ("what the operator did", len(record.helped)),
+                *([("daemons and files that grow", len(findings.grown))] if record.samples else []),
             ],
         ),
         "## Jobs",
@@ -54,6 +61,8 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
         _list(_unexplained(verdict) for verdict in findings.unexplained),
         "## Left behind",
         _list(findings.left),
+        *(["## What failed of the campaign itself", _list(findings.broken)] if findings.broken else []),
+        *(["## Over the whole run", trends.RULE, _over_time(record)] if record.samples else []),
         *(["## Attacks", _attacks(record.attacks), _list(findings.harm)] if record.attacks else []),
     ]
     return "\n\n".join(parts) + "\n"
@@ -89,7 +98,29 @@ def plain(plan: Plan, record: Record, findings: Findings) -> dict[str, Any]:
         "operator": record.helped,
         "attacks": asdict(record.attacks) if record.attacks else None,
         "harm": findings.harm,
+        "broken": findings.broken,
+        "stopped": _stopped(plan, record),
+        "trends": [asdict(trend) for trend in trends.trends(record.samples)],
+        "samples": [
+            {
+                "at_s": round(sample.at_s, 1),
+                "jobs": sample.jobs,
+                "held": {f"{name}, {unit}": value for (name, unit), value in sample.held.items()},
+                "cpu_s": sample.cpu_s,
+                "pids": sample.pids,
+            }
+            for sample in record.samples
+        ],
     }
+
+
+def _stopped(plan: Plan, record: Record) -> bool:
+    return len(record.submitted) < len(plan.jobs)
+
+
+def _over_time(record: Record) -> str:
+    head, *rows = trends.lines(record.samples)
+    return _table(head, rows)
 
 
 def _jobs(verdicts: Sequence[Verdict]) -> str:

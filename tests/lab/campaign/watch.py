@@ -156,8 +156,7 @@ class Watch:
             index = element.partition("_")[2]
             key = (name, int(index or 0))
             queue.add(key)
-            named = {"n[1-2]": ("n1", "n2"), "": ()}.get(nodes, (nodes,))
-            seen = Seen(now, int(job), state, int(restarts), exit_code(code), named, reason)
+            seen = Seen(now, int(job), state, int(restarts), exit_code(code), node_names(nodes), reason)
             track = self.tracks.setdefault(key, Track())
             track.last = now
             if not track.seen or track.now != Seen(track.now.at, *_rest(seen)):
@@ -176,6 +175,18 @@ class Watch:
 def is_trouble(state: str) -> bool:
     """Whether a node in that state (of sinfo) takes no jobs for a reason."""
     return state.startswith(("drain", "down", "fail"))
+
+
+def node_names(text: str) -> tuple[str, ...]:
+    """The nodes of a list as squeue prints it, such as n[1-2,4]."""
+    if "[" not in text:
+        return tuple(text.split(",")) if text else ()
+    stem, _, ranges = text.removesuffix("]").partition("[")
+    names: list[str] = []
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        names += [f"{stem}{number}" for number in range(int(first), int(last or first) + 1)]
+    return tuple(names)
 
 
 def exit_code(text: str) -> str:

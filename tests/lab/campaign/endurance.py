@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What daemons hold and files need during a run on a light lab, and what a site does to them in months.
+
+Samples come from /proc of this machine and ask no daemon.  Meanwhile a "day"
+passes with every hundredth job: logrotate runs with the configuration of
+vhpc's package, and records become old enough for vhpc's own rules to remove them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cluster import ROOT, VLAB, Lab
+
+from campaign.background import Background
+from campaign.plan import Plan
+from campaign.record import Record
+from campaign.trends import Sample
+
+SAMPLE_S, PROGRESS_S = 15.0, 60.0
+DAY_JOBS = 100
+YOUNG_MIN = 5
+"""Records of jobs that ended in the last minutes stay as young as they are."""
+TICKS = os.sysconf("SC_CLK_TCK")
+OF_CONTROLLER = ("vhpcd", "vhpc-hookd", "slurmctld", "slurmdbd")
+ROTATE = (ROOT / "debian/vhpc-node.logrotate").read_text(encoding="utf-8")
+# sweep() in node/store/joblock.py removes what is older than a day
+NODE_DAY = f"""
+cat > /etc/logrotate.vhpc && logrotate --force --state /var/lib/logrotate.vhpc /etc/logrotate.vhpc
+for folder in tombstones locks; do
+    [ ! -d /run/vhpc/$folder ] ||
+        find /run/vhpc/$folder -type f -mmin +{YOUNG_MIN} -exec touch -c -d '2 days ago' {{}} +
+done
+"""
+# 31 days: controller.history_days is 30
+LEASES = f"""
+import sqlite3
+db = sqlite3.connect("/var/lib/vhpc/vhpcd/leases.sqlite", timeout=60)
+old = "state = 'released' AND updated BETWEEN unixepoch() - 86400 AND unixepoch() - {60 * YOUNG_MIN}"
+with db:
+    db.execute(f"UPDATE lease SET updated = updated - 31 * 86400 WHERE {{old}}")
+print(*db.execute("SELECT count(*) FROM lease").fetchone())
+"""
+_AWAY = (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
+AS_VHPCD = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
+
+
+class Endurance:
+    """The thread that takes samples, has days pass, and tells how far the run is."""
+
+    def __init__(self, lab: Lab, plan: Plan, record: Record, background: Background) -> None:
+        self.lab, self.plan, self.record = lab, plan, record
+        self._background = background
+        self._over = threading.Event()
+        self._began = time.monotonic()
+        self._days = 0
+        self._told = self._began
+
+    def stop(self) -> None:
+        """Have ``run`` return soon: what is left in the queue is no steady load."""
+        self._over.set()
+
+    def run(self) -> None:
+        """Until ``stop``."""
+        while not self._over.wait(SAMPLE_S):
+            try:
+                self._pass_days()
+                self.record.samples.append(self._sample())
+            except _AWAY as err:  # a fault has taken a host or a daemon away
+                self._background.log(f"no sample: {err!r}")
+            if time.monotonic() - self._told > PROGRESS_S:
+                self._tell()
+
+    def _pass_days(self) -> None:
+        days = len(self.record.submitted) // DAY_JOBS
+        if days > self._days:
+            self._days = days
+            for node in self.lab.nodes:
+                self.lab.run(node, "sh", "-c", NODE_DAY, stdin=ROTATE, check=False)
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        took = (self._told - self._began) / 60
+        done, all_ = len(self.record.submitted), len(self.plan.jobs)
+        faults = len(self.record.injected) + len(self.record.missed)
+        rate = done / took
+        self._background.log(
+            f"PROGRESS {took:.0f} min: {done} of {all_} jobs, {faults} of {len(self.plan.faults)} faults; "
+            f"{rate:.0f} jobs/min, about {(all_ - done) / max(rate, 0.1):.0f} min left"
+        )
+
+    def _sample(self) -> Sample:
+        """What there is now.
+
+        Raises:
+            _AWAY: a daemon or a host is not there.
+        """
+        done = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
+        hosts = json.loads(done.stdout)["hosts"]
+        held: dict[tuple[str, str], float] = {}
+        cpu_s, pids = {}, {}
+        for name, found in _daemons(hosts):
+            if all(found):
+                held[name, "MiB"] = sum(map(_memory_mib, found))
+                held[name, "descriptors"] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in found)  # noqa: PTH208
+                cpu_s[name], pids[name] = sum(map(_cpu_s, found)), found
+        nodes = [int(hosts[node]["pid"]) for node in self.lab.nodes]
+        held |= _files(int(hosts["ctl"]["pid"]), nodes)
+        leases = self.lab.run("ctl", *AS_VHPCD, stdin=LEASES, check=False)
+        if leases.code == 0:
+            held["vhpcd's database", "leases"] = float(leases.out)
+        at = time.monotonic() - self._began
+        return Sample(at, len(self.record.submitted), held, cpu_s, pids)
+
+
+def _daemons(hosts: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names of daemons, with the pids of those of this name; 0 for one that does not run."""
+
+    def pid(host: str, unit: str) -> int:
+        return int(hosts[host]["units"][unit]["pid"] or 0)
+
+    nodes = [host for host, what in hosts.items() if "slurmd" in what["units"]]
+    for unit in OF_CONTROLLER:
+        yield unit, (pid("ctl", unit),)
+    yield "munged of ctl", (pid("ctl", "munged"),)
+    for unit in ("slurmd", "munged"):
+        yield f"{unit} of {len(nodes)} nodes", tuple(pid(node, unit) for node in nodes)
+
+
+def _files(ctl: int, nodes: list[int]) -> dict[tuple[str, str], float]:
+    """Files and processes, by the pids of the hosts' PID 1."""
+    roots = [Path(f"/proc/{pid}/root") for pid in nodes]
+    top = Path(f"/proc/{ctl}/root")
+    of_jobs = ("journal", "outbox", "disks", "images/pins")
+    logs = [root / "var/log/vhpc" for root in (top, *roots)]
+    kept = [len(_all(root / "var/lib/vhpc" / name)) for root in roots for name in ("timeline", "usage")]
+    parents = _parents()
+    return {
+        ("vhpcd's database", "KiB"): _kib(top / "var/lib/vhpc/vhpcd"),
+        ("Slurm's state", "KiB"): _kib(top / "var/lib/slurm/slurmctld"),
+        ("journals, outboxes, disks, pins", "files"): sum(
+            len(_all(root / "var/lib/vhpc" / name)) for root in roots for name in of_jobs
+        ),
+        ("run folders of nodes", "files"): sum(len(_all(root / "run/vhpc")) for root in roots),
+        ("slurmd's spool", "files"): sum(len(_all(root / "var/lib/slurm/slurmd")) for root in roots),
+        ("logs of hooks", "KiB"): sum(map(_kib, logs)),
+        ("timelines, usage: most on a node", "kept"): max(kept, default=0),
+        ("controller", "processes"): _descendants(parents, [ctl]),
+        ("nodes", "processes"): _descendants(parents, nodes),
+        ("output of vhpcd", "KiB of logs"): _size(top / "var/log/vlab/vhpcd.log") / 1024,
+        ("slurmctld.log", "KiB of logs"): _size(top / "var/log/slurm/slurmctld.log") / 1024,
+    }
+
+
+def _all(folder: Path) -> list[Path]:
+    return [Path(at, name) for at, _, names in os.walk(folder) for name in names]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:  # removed meanwhile
+        return 0
+
+
+def _kib(folder: Path) -> float:
+    return sum(map(_size, _all(folder))) / 1024
+
+
+def _memory_mib(pid: int) -> float:
+    """Resident memory; proc(5), statm."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process, without its children; proc(5), stat."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue  # it has just ended
+            found[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
+    return found
+
+
+def _descendants(parents: dict[int, int], roots: list[int]) -> int:
+    below = set(roots)
+    for _ in range(32):
+        more = {pid for pid, parent in parents.items() if parent in below} - below
+        if not more:
+            break
+        below |= more
+    return len(below)
