@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk of a node that is full: its jobs are requeued, and the node is not drained."""
+"""Disks that are full, of a node and of a user's home: no node is drained, and nothing is left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from cluster import Lab
+from cluster import IMAGE, Lab
 from injection import WAITING, ask_again, let_go, ours, runs, said, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -16,10 +16,11 @@ JOURNALS = "/var/lib/vhpc/journal"
 
 
 @contextmanager
-def full(lab: Lab, node: str, folder: str, size: str) -> Iterator[None]:
+def full(lab: Lab, node: str, folder: str, size: str, user: str = "root") -> Iterator[None]:
     """A small file system in a folder of a node, which a file of others fills."""
     lab.run(node, "mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder)
     try:
+        lab.run(node, "chown", user, folder)
         lab.run(node, "dd", "if=/dev/zero", f"of={folder}/of-others", "bs=4k", check=False)
         yield
     finally:
@@ -40,4 +41,27 @@ def test_a_node_without_room_for_journals_requeues_and_stays(lab: Lab) -> None:
     let_go(lab, job)
     assert job.wait() == "COMPLETED", job.told()
     assert ours(said(lab, job)) == []
+    settled(lab)
+
+
+def test_a_full_home_is_its_users_affair(lab: Lab) -> None:
+    """Files in it get the error of the file system; a script whose output is in it goes on."""
+    writes = "dd if=/dev/zero of=more count=1 && echo written"
+    fails = f"{writes}; rm of-others; {writes}; exit 3"
+    size = ("-n1", "--mem=600", "-w", "n1")
+    with full(lab, "n1", "/home/alice", "64k", user="alice"):
+        elsewhere = lab.finish(fails, *size, "--output=/scratch/full-%j.out")
+        out = f"/scratch/full-{elsewhere.id}.out"
+        told = lab.run("login", "cat", out).out
+        assert elsewhere.accounted() == ["FAILED", "3:0"], told
+        assert "No space left on device" in told
+        assert told.endswith("written\n")
+        assert told.count("written") == 1
+        lab.run("n1", "dd", "if=/dev/zero", "of=/home/alice/of-others", "bs=4k", check=False)
+        lost = f"for i in 1 2 3; do echo lost; sleep 1; done; hostname >> {out}; exit 5"
+        for image in (IMAGE, None):
+            assert lab.finish(lost, *size, image=image).accounted() == ["FAILED", "5:0"]
+        assert lab.run("login", "cat", out).out == f"{told}n1\nn1\n"
+        assert "DRAIN" not in lab.node_state("n1")[0]
+    lab.run("login", "rm", "-f", out, user="alice")
     settled(lab)

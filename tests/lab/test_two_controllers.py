@@ -30,6 +30,9 @@ SLURMCTLD_TIMEOUT_S = 15
 MORE_S = 15.0
 """How much longer than Slurm itself a job with guests may wait for its lease; 5 s on a quiet machine."""
 OUTAGE_S = 60.0
+DATA, OTHERS = "/var/lib/mysql", "/var/lib/mysql/of-others"
+JOBS = 20
+"""More leases than fit into the pages that the tables have already."""
 
 RUNS = "touch go-$SLURM_JOB_ID; while [ ! -e end-$SLURM_JOB_ID ]; do sleep 0.5; done; echo whole"
 
@@ -341,3 +344,50 @@ def until_active(lab: Pair) -> str:
 
     until(changed, "an active vhpcd", 60)
     return re.sub(r"\s+", " ", str(lab.rows("SELECT holder FROM vhpc_writer")))
+
+
+@pytest.fixture
+def small_disk(lab: Pair, ready: None) -> Iterator[None]:
+    """MariaDB has its files on a small file system of their own."""
+
+    def moved(script: str) -> None:
+        for unit in ("slurmdbd", "mariadbd"):
+            lab.service(DATABASE, "stop", unit)
+        lab.run(DATABASE, "sh", "-ec", script)
+        for unit in ("mariadbd", "slurmdbd"):
+            lab.service(DATABASE, "start", unit)
+        until_active(lab)
+
+    copy = f"mkdir -p /run/small; mount -t tmpfs -o size=160m none /run/small; cp -a {DATA}/. /run/small"
+    moved(f"{copy}; chown mysql: /run/small; mount --move /run/small {DATA}")
+    yield
+    back = f"mkdir -p /run/below; mount --bind /var/lib /run/below; rm -r /run/below/mysql/*; rm -f {OTHERS}"
+    moved(f"{back}; cp -a {DATA}/. /run/below/mysql; umount {DATA}; umount /run/below")
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_the_disk_of_the_database_is_full(lab: Pair) -> None:
+    """What runs goes on, what ends does; jobs without room for their leases start when there is space."""
+    runs, ends = started(lab)
+    lab.run(DATABASE, "dd", "if=/dev/zero", f"of={OTHERS}", "bs=4k", check=False)
+    end(lab, ends)
+    later = [lab.submit("true", "--mem=600", "-n1") for _ in range(JOBS)]
+    until(
+        lambda: "(make room on its disk)" in lab.run("ctl", "scontrol", "-o", "show", "job", check=False).out,
+        "the reason of a job that is requeued",
+        600,
+    )
+    until(lambda: ends.show()["JobState"] in ("COMPLETING", "COMPLETED"), "the end of a job", 300)
+    assert runs.show()["JobState"] == "RUNNING"
+    lab.run(DATABASE, "rm", OTHERS)
+    end(lab, runs)
+    for job in (runs, ends, *later):
+        if job.show()["JobState"] == "PENDING":  # do not wait for Slurm's pause
+            lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+        assert job.wait(timeout=600) == "COMPLETED", job.told()
+    assert [(job.output(), job.show()["Restarts"]) for job in (runs, ends)] == [("whole\n", "0")] * 2
+    lab.quiet(300)
+    until(
+        lambda: {state for (state,) in lab.rows("SELECT state FROM lease")} == {"released"}, "releases", 300
+    )
+    assert not any("DRAIN" in lab.node_state(node)[0] for node in lab.nodes)

@@ -59,6 +59,7 @@ def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
     client.ending(1, 0)
     (first,) = client.leases(job_id=1)
     assert first.lease.state is LeaseState.ENDING
+    assert re.search(FULL, vhpcd.log)
     assert "Traceback" not in vhpcd.log
     vhpcd.kill()
     vhpcd.start()
@@ -102,6 +103,7 @@ def test_a_server_on_a_full_disk_refuses_starts_and_loses_nothing(
         client.ending(1, 0)
         (first,) = client.leases(job_id=1)
         assert first.lease.state is LeaseState.ENDING
+        assert re.search(FULL, vhpcd.log)
         assert "Traceback" not in vhpcd.log
     finally:
         assert vhpcd.process is not None

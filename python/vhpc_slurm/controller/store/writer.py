@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from vhpc_slurm.controller.store.errors import ENGINE_ERRORS, RetryError
+from vhpc_slurm.controller.store.errors import ENGINE_ERRORS, TAKEN_ERRORS, RetryError
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import FabricError
 
@@ -32,6 +32,11 @@ TELL_S = 60.0
 
 Result = TypeVar("Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
+
+
+def _passes(err: FabricError) -> bool:
+    """Whether nobody needs to know: it is tried again, or a rule of the tables has refused a row."""
+    return isinstance(err, RetryError) or isinstance(err.__cause__, TAKEN_ERRORS)
 
 
 class Writer:
@@ -114,7 +119,11 @@ class Writer:
                 except ENGINE_ERRORS as err:
                     found = self._store.explain(err)
                     # What passes fails the transaction, which is then tried again.
-                    done.append((None, found if isinstance(found, RetryError) else self._told(found)))
+                    done.append((None, found if _passes(found) else self._told(found)))
+                except FabricError as err:
+                    # What a database refuses within a part of the transaction was explained there.
+                    of_engine = isinstance(err.__cause__, ENGINE_ERRORS)
+                    done.append((None, self._told(err) if of_engine and not _passes(err) else err))
                 except Exception as err:  # it belongs to the caller, who waits for the future
                     done.append((None, err))
         return done
