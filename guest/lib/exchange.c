@@ -210,11 +210,7 @@ static int outlet_push(struct outlet *out, const struct frame *f)
         return 0; /* the sender knows; this frame was already on its way */
     if (out->regular && out->queue.len == 0 && out->exchange->live)
         n = write(out->source.fd, f->payload, f->length);
-    if (n < 0 && errno != EINTR && errno != EAGAIN) {
-        outlet_fail(out);
-        return 0;
-    }
-    uint32_t written = n > 0 ? (uint32_t)n : 0;
+    uint32_t written = n > 0 ? (uint32_t)n : 0; /* outlet_ready() gets the error again */
     out->owed += VHPC_HEADER + written;
     if (written > 0)
         outlet_grant(out);
