@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -142,10 +143,13 @@ static int dispatch(struct chan *c)
     return 0;
 }
 
-static ssize_t receive_some(struct chan *c, void *to, size_t len)
+/* into: the rest of a placed payload, which may be empty, and room behind it. */
+static ssize_t receive_some(struct chan *c, const struct iovec into[2])
 {
-    return c->may_take ? passfd_read(c->source.fd, to, len, &c->takes)
-                       : read(c->source.fd, to, len);
+    if (into[0].iov_len > 0)
+        return readv(c->source.fd, into, 2);
+    return c->may_take ? passfd_read(c->source.fd, into[1].iov_base, into[1].iov_len, &c->takes)
+                       : read(c->source.fd, into[1].iov_base, into[1].iov_len);
 }
 
 /*
@@ -153,36 +157,33 @@ static ssize_t receive_some(struct chan *c, void *to, size_t len)
  */
 static ssize_t receive_part(struct chan *c, bool *emptied)
 {
-    size_t len = VHPC_HEADER + VHPC_PAYLOAD_MAX;
-    uint8_t *to = c->place != NULL ? c->place + c->filled : NULL;
-    if (to != NULL)
-        len = c->placed.length - c->filled;
-    else if (buf_reserve(&c->in, len) < 0)
+    size_t rest = c->place != NULL ? c->placed.length - c->filled : 0;
+    size_t len = c->places && c->in.len == 0 ? CHAN_HEAD : VHPC_HEADER + VHPC_PAYLOAD_MAX;
+    if (buf_reserve(&c->in, len) < 0)
         return -ENOMEM;
-    else
-        to = c->in.data + c->in.head + c->in.len;
-    if (c->place == NULL && c->places && c->in.len == 0)
-        len = CHAN_HEAD;
-    ssize_t n = receive_some(c, to, len);
+    struct iovec into[] = {
+        {.iov_base = rest > 0 ? c->place + c->filled : NULL, .iov_len = rest},
+        {.iov_base = c->in.data + c->in.head + c->in.len, .iov_len = len},
+    };
+    ssize_t n = receive_some(c, into);
     if (n < 0)
         return -errno;
-    *emptied = !c->port && (size_t)n < len;
-    if (c->place != NULL)
-        c->filled += (size_t)n;
-    else
-        c->in.len += (size_t)n;
+    size_t placed = (size_t)n < rest ? (size_t)n : rest;
+    c->filled += placed;
+    c->in.len += (size_t)n - placed;
+    *emptied = !c->port && (size_t)n < rest + len;
     return n;
 }
 
 /* Pass on what is complete; 0 or -errno. */
 static int handle(struct chan *c)
 {
-    if (c->place == NULL)
-        return dispatch(c);
-    if (c->filled < c->placed.length)
+    if (c->place != NULL && c->filled < c->placed.length)
         return 0;
+    bool placed = c->place != NULL;
     c->place = NULL;
-    return c->on_frame(c, &c->placed);
+    int rc = placed ? c->on_frame(c, &c->placed) : 0;
+    return rc < 0 ? rc : dispatch(c);
 }
 
 static void receive(struct chan *c)
