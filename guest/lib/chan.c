@@ -171,7 +171,8 @@ static ssize_t receive_part(struct chan *c, bool *emptied)
     size_t placed = (size_t)n < rest ? (size_t)n : rest;
     c->filled += placed;
     c->in.len += (size_t)n - placed;
-    *emptied = !c->port && (size_t)n < rest + len;
+    /* A read ends behind descriptors, too. */
+    *emptied = !c->port && !c->may_take && (size_t)n < rest + len;
     return n;
 }
 
