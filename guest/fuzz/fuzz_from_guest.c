@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A hostile guest: arbitrary bytes from the virtio-serial port into the shim, with two clients, one
- * of them in the middle of a program.
+ * of them in the middle of a program, for whose output it shares memory with the shim.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -58,6 +58,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     (void)tlv_put(&exec, TAG_FDS, fds, sizeof fds);
     (void)tlv_put_u32(&exec, TAG_UID, 0);
     say_as_client(&s, peer[0], VHPC_EXEC, &exec);
+    say_as_client(&s, peer[0], VHPC_SHARE, &(struct buf){0});
+    say_as_client(&s, peer[0], VHPC_SHARED, &(struct buf){0});
     say_as_client(&s, peer[1], VHPC_REQUEST, &exec);
     rig_feed(&s.loop, guest[0], data, size);
     shim_end(&s, SHIM_AGENT_CLOSED, NULL);

@@ -77,6 +77,9 @@ FROM_GUEST = {
         session=2,
     ),
     "flood": STARTED_1 + b"".join(frame(DATA, bytes(1000), fd=1) for _ in range(20)),
+    # large enough for shared memory
+    "large": STARTED_1 + frame(DATA, bytes(16384), fd=1) + frame(EXIT, field(33, 0)),
+    "large-cut": STARTED_1 + frame(DATA, bytes(16384), fd=1)[:2000],
     "credit-too-much": STARTED_1 + frame(CREDIT, struct.pack("<I", 1), fd=0),
     "unknown-session": frame(DATA, b"x", session=99),
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -43,6 +44,16 @@ static void lost(struct chan *c, int error)
     c->on_close(c, error);
 }
 
+/* Without the descriptors if they are too many on their way: the peer looks whether they came. */
+static ssize_t give_and_write(struct chan *c, size_t len)
+{
+    ssize_t n = passfd_write(c->source.fd, buf_head(&c->out), len, &c->gives);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return n;
+    passfd_close(&c->gives);
+    return n > 0 ? n : write(c->source.fd, buf_head(&c->out), len);
+}
+
 /* Send what is next: bytes of the queue, or the staged payload if it is its turn. */
 static ssize_t send_some(struct chan *c)
 {
@@ -53,7 +64,11 @@ static ssize_t send_some(struct chan *c)
             c->staged -= (size_t)n;
         return n;
     }
-    n = write(c->source.fd, buf_head(&c->out), c->staged > 0 ? c->ahead : c->out.len);
+    size_t len = c->staged > 0 ? c->ahead : c->out.len;
+    if (c->gives.count > 0)
+        n = give_and_write(c, len);
+    else
+        n = write(c->source.fd, buf_head(&c->out), len);
     if (n > 0)
         buf_consume(&c->out, (size_t)n);
     if (n > 0 && c->staged > 0)
@@ -92,6 +107,21 @@ static short chan_want(struct source *s)
     return events;
 }
 
+/* The payload of the last frame in the queue is not complete: receive it where it belongs. */
+static void find_place(struct chan *c, const struct frame *f)
+{
+    size_t have = c->in.len - VHPC_HEADER;
+    uint8_t *place = c->place_for != NULL ? c->place_for(c, f) : NULL;
+    if (place == NULL)
+        return;
+    memcpy(place, buf_head(&c->in) + VHPC_HEADER, have);
+    buf_consume(&c->in, c->in.len);
+    c->placed = *f;
+    c->placed.payload = place;
+    c->place = place;
+    c->filled = have;
+}
+
 /* Pass the complete frames to the owner; 0 or -errno. */
 static int dispatch(struct chan *c)
 {
@@ -99,8 +129,10 @@ static int dispatch(struct chan *c)
         struct frame f;
         if (frame_unpack(buf_head(&c->in), &f) < 0)
             return chan_broken(c, "an invalid frame header");
-        if (c->in.len - VHPC_HEADER < f.length)
+        if (c->in.len - VHPC_HEADER < f.length) {
+            find_place(c, &f);
             return 0;
+        }
         f.payload = buf_head(&c->in) + VHPC_HEADER;
         int rc = c->on_frame(c, &f);
         if (rc < 0)
@@ -111,29 +143,68 @@ static int dispatch(struct chan *c)
     return 0;
 }
 
+/* into: the rest of a placed payload, which may be empty, and room behind it. */
+static ssize_t receive_some(struct chan *c, const struct iovec into[2])
+{
+    if (into[0].iov_len > 0)
+        return readv(c->source.fd, into, 2);
+    return c->may_take ? passfd_read(c->source.fd, into[1].iov_base, into[1].iov_len, &c->takes)
+                       : read(c->source.fd, into[1].iov_base, into[1].iov_len);
+}
+
+/*
+ * Read once; bytes, 0 at the end of the connection, or -errno. *emptied: a socket has no more now.
+ */
+static ssize_t receive_part(struct chan *c, bool *emptied)
+{
+    size_t rest = c->place != NULL ? c->placed.length - c->filled : 0;
+    size_t len = c->places && c->in.len == 0 ? CHAN_HEAD : VHPC_HEADER + VHPC_PAYLOAD_MAX;
+    if (buf_reserve(&c->in, len) < 0)
+        return -ENOMEM;
+    struct iovec into[] = {
+        {.iov_base = rest > 0 ? c->place + c->filled : NULL, .iov_len = rest},
+        {.iov_base = c->in.data + c->in.head + c->in.len, .iov_len = len},
+    };
+    ssize_t n = receive_some(c, into);
+    if (n < 0)
+        return -errno;
+    size_t placed = (size_t)n < rest ? (size_t)n : rest;
+    c->filled += placed;
+    c->in.len += (size_t)n - placed;
+    /* A read ends behind descriptors, too. */
+    *emptied = !c->port && !c->may_take && (size_t)n < rest + len;
+    return n;
+}
+
+/* Pass on what is complete; 0 or -errno. */
+static int handle(struct chan *c)
+{
+    if (c->place != NULL && c->filled < c->placed.length)
+        return 0;
+    bool placed = c->place != NULL;
+    c->place = NULL;
+    int rc = placed ? c->on_frame(c, &c->placed) : 0;
+    return rc < 0 ? rc : dispatch(c);
+}
+
 static void receive(struct chan *c)
 {
     size_t budget = CHAN_READ;
-    while (!c->closed && !c->finishing && budget > 0) {
-        size_t want = VHPC_HEADER + VHPC_PAYLOAD_MAX;
+    bool emptied = false;
+    while (!c->closed && !c->finishing && budget > 0 && !emptied) {
         if (c->may_read != NULL && !c->may_read(c))
             return;
-        if (buf_reserve(&c->in, want) < 0) {
-            lost(c, -ENOMEM);
-            return;
-        }
-        ssize_t n = read(c->source.fd, c->in.data + c->in.head + c->in.len, want);
-        if (n < 0 && errno == EINTR)
+        ssize_t n = receive_part(c, &emptied);
+        if (n == -EINTR)
             continue;
-        if (n < 0 && errno == EAGAIN)
+        if (n == -EAGAIN)
             return;
         if (n <= 0) {
-            lost(c, n < 0 ? -errno : 0);
+            lost(c, (int)n);
             return;
         }
-        c->in.len += (size_t)n;
         budget -= (size_t)n < budget ? (size_t)n : budget;
-        int rc = dispatch(c);
+        int rc = handle(c);
         if (rc < 0) {
             lost(c, rc);
             return;
@@ -272,12 +343,15 @@ void chan_close(struct chan *c)
     }
     c->stage[0] = c->stage[1] = 0;
     c->staged = 0;
+    c->place = NULL;
+    passfd_close(&c->gives);
     /* c->in stays: the frame that is being handled may be in it. chan_release() frees it. */
 }
 
 void chan_release(struct chan *c)
 {
     chan_close(c);
+    passfd_close(&c->takes);
     buf_free(&c->in);
     buf_free(&c->out);
 }

@@ -21,10 +21,12 @@
 #include "buf.h"
 #include "frame.h"
 #include "loop.h"
+#include "passfd.h"
 
 enum {
     CHAN_HIGH = 512 << 10,     /* producers pause while more than this is queued */
     CHAN_READ = 256 << 10,     /* bytes read per turn, so that connections take turns */
+    CHAN_HEAD = 4 << 10,       /* bytes read at once while `places` is set */
     CHAN_OUT_LIMIT = 64 << 20, /* default of out_limit */
 };
 
@@ -37,8 +39,14 @@ struct chan {
     size_t staged; /* bytes in it, including the header if it is there, */
     size_t ahead;  /* to be sent after this number of bytes of out */
     size_t out_limit;
-    bool port;        /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
-    bool moves_pages; /* see above; for ports only */
+    struct passed gives; /* descriptors that travel with what is sent next; closed then */
+    struct passed takes; /* descriptors that have come; closed by chan_release() */
+    bool may_take;       /* otherwise the kernel closes what comes */
+    struct frame placed; /* header of the frame whose payload is being received into */
+    uint8_t *place;      /* this place; NULL: into `in` */
+    size_t filled;       /* bytes of it that are there */
+    bool port;           /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
+    bool moves_pages;    /* see above; for ports only */
     bool closed;
     bool finishing;  /* close after everything in the queue was sent */
     const char *why; /* reason, given by the function that set the last error */
@@ -47,6 +55,12 @@ struct chan {
     /* Once, when the peer closed (error 0), on errors, and on broken frames. */
     void (*on_close)(struct chan *, int error);
     bool (*may_read)(struct chan *);
+    /*
+     * Where the payload of this frame, which has not arrived yet, is to be received: room for its
+     * length, valid until on_frame gets it or the connection is closed. NULL: here. May be NULL.
+     */
+    uint8_t *(*place_for)(struct chan *, const struct frame *);
+    bool places; /* expect such payloads: read headers without much of what follows them */
     void *owner;
 };
 

@@ -205,14 +205,19 @@ static void outlet_ready(struct source *s, short revents)
         changed(out->exchange);
 }
 
+/* A file takes what arrives at once, so it is written from where it is. Other bytes are queued. */
 static int outlet_push(struct outlet *out, const struct frame *f)
 {
+    ssize_t n = 0;
     if (!out->open)
         return 0; /* the sender knows; this frame was already on its way */
-    int rc = buf_append(&out->queue, f->payload, f->length);
-    if (rc == 0)
-        out->owed += VHPC_HEADER;
-    return rc;
+    if (out->regular && out->queue.len == 0 && out->exchange->live)
+        n = write(out->source.fd, f->payload, f->length);
+    uint32_t written = n > 0 ? (uint32_t)n : 0; /* outlet_ready() gets the error again */
+    out->owed += VHPC_HEADER + written;
+    if (written > 0)
+        outlet_grant(out);
+    return buf_append(&out->queue, f->payload + written, f->length - written);
 }
 
 static int outlet_eof(struct outlet *out)
@@ -295,33 +300,6 @@ int exchange_send(struct exchange *x, uint8_t type, uint8_t number, uint16_t fla
     if (flow_check(&x->flow, x->side, &f) != FLOW_PASS)
         return 0; /* the command has ended meanwhile */
     return chan_send(x->chan, &f);
-}
-
-int exchange_send_tlv(struct exchange *x, uint8_t type, struct buf *payload)
-{
-    int rc = 0;
-    struct frame f = {
-        .type = type, .session = x->session, .call = x->call, .length = (uint32_t)payload->len};
-    if (flow_check(&x->flow, x->side, &f) == FLOW_PASS)
-        rc = chan_send_message(x->chan, type, x->session, x->call, payload);
-    buf_free(payload);
-    return rc;
-}
-
-int exchange_send_exec(struct exchange *x, const struct buf *message)
-{
-    const uint8_t *p = buf_head(message);
-    size_t left = message->len;
-    int rc = 0;
-    if (left > VHPC_MESSAGE_MAX)
-        return -EMSGSIZE;
-    while (left > 0 && rc == 0) {
-        size_t part = left < VHPC_PAYLOAD_MAX ? left : VHPC_PAYLOAD_MAX;
-        left -= part;
-        rc = exchange_send(x, VHPC_EXEC, 0, left > 0 ? VHPC_MORE : 0, p, part);
-        p += part;
-    }
-    return rc;
 }
 
 int exchange_receive(struct exchange *x, const struct frame *f)

@@ -58,9 +58,8 @@ static int on_hello(struct front *f, const struct frame *frame)
         return chan_broken(&f->chan, "a malformed or unexpected HELLO");
     if (hello_version(&peer) == 0)
         return chan_broken(&f->chan, "no protocol version in common");
-    /*
-     * While the guest boots, the shim sends STATE 0; it sends a second HELLO when the agent is up.
-     */
+    f->share.offered = peer.shares == 1;
+    /* While the guest boots, the shim sends STATE 0, and a second HELLO when the agent is up. */
     return peer.state == VHPC_STATE_UP ? ask(f) : 0;
 }
 
@@ -145,7 +144,10 @@ static int on_frame(struct chan *c, const struct frame *frame)
     /* The shim may end the command at any time, also before we have sent anything. */
     if (frame->type == VHPC_ERROR && f->exchange.flow.phase < FLOW_ASKED)
         return on_error(f, frame);
-    int rc = exchange_receive(&f->exchange, frame);
+    struct frame said = *frame;
+    int rc = front_share_frame(&f->share, &f->exchange, &said);
+    if (rc > 0)
+        rc = exchange_receive(&f->exchange, &said);
     if (rc == -EPROTO)
         return chan_broken(c, f->exchange.flow.why);
     if (rc <= 0)

@@ -11,6 +11,7 @@
 
 #include "exchange.h"
 #include "execspec.h"
+#include "front_share.h"
 
 enum front_end {
     FRONT_EXITED,      /* value = exit code */
@@ -60,6 +61,7 @@ struct front {
     struct loop loop;
     struct chan chan;
     struct exchange exchange;
+    struct front_share share;
     struct source signals;
     struct source group;
     long long own_signal_at[NSIG]; /* when this process itself got the signal of this number */

@@ -19,6 +19,8 @@ int hello_send(struct chan *c, const struct hello *h)
         rc = tlv_put_u32(&b, TAG_VERSION_MAX, h->version_max);
     if (rc == 0)
         rc = tlv_put_u32(&b, TAG_STATE, h->state);
+    if (rc == 0 && h->shares != 0)
+        rc = tlv_put_u32(&b, TAG_SHARES, h->shares);
     if (rc == 0 && h->agent_version[0] != '\0')
         rc = tlv_put_str(&b, TAG_AGENT_VERSION, h->agent_version);
     if (rc == 0 && h->boot_id[0] != '\0')
@@ -40,6 +42,8 @@ static int hello_field(const struct tlv *t, struct hello *h)
         return tlv_u32(t, &h->version_max);
     case TAG_STATE:
         return tlv_u32(t, &h->state);
+    case TAG_SHARES:
+        return tlv_u32(t, &h->shares);
     case TAG_AGENT_VERSION:
         return tlv_str_into(t, h->agent_version, sizeof h->agent_version);
     case TAG_BOOT_ID:

@@ -10,7 +10,8 @@
 struct hello {
     uint32_t version_min;
     uint32_t version_max;
-    uint32_t state; /* VHPC_STATE_*; meaningful from the shim only */
+    uint32_t state;  /* VHPC_STATE_*; meaningful from the shim only */
+    uint32_t shares; /* 1: a shim that can share memory with its client */
     char agent_version[64];
     char boot_id[64];
     char kernel[128];

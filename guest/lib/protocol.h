@@ -59,7 +59,9 @@ enum vhpc_type {
     VHPC_CLOSE = 13,
     VHPC_PING = 14,
     VHPC_PONG = 15,
-    VHPC_TYPE_LAST = VHPC_PONG,
+    VHPC_SHARE = 16,
+    VHPC_SHARED = 17,
+    VHPC_TYPE_LAST = VHPC_SHARED,
 };
 
 enum vhpc_flag {
@@ -76,6 +78,7 @@ enum vhpc_tag {
     TAG_BOOT_ID = 4,
     TAG_KERNEL = 5,
     TAG_STATE = 6,
+    TAG_SHARES = 7,
 
     TAG_FDS = 16,
     TAG_UID = 17,

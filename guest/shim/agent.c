@@ -110,10 +110,17 @@ static int judge(struct shim *s, struct client *c, const struct frame *f)
     }
 }
 
+static uint8_t *place_for(struct chan *chan, const struct frame *f)
+{
+    struct client *c = client_find(chan->owner, f->session);
+    return c != NULL ? share_place(c, f) : NULL;
+}
+
 static int on_frame(struct chan *chan, const struct frame *f)
 {
     struct shim *s = chan->owner;
     struct frame out = *f;
+    s->filling = NULL;
     if (f->type == VHPC_HELLO && f->session == 0)
         return on_hello(s, f);
     if (!s->agent_up || f->session == 0)
@@ -127,7 +134,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
     if (rc <= 0)
         return rc;
     out.session = 0;
-    if (chan_send(&c->chan, &out) < 0)
+    if (share_pass(c, &out) < 0)
         client_drop(c, "it does not read the data that waits for it");
     return 0;
 }
@@ -151,6 +158,7 @@ int shim_agent_open(struct shim *s, int fd)
         return rc;
     s->agent.on_frame = on_frame;
     s->agent.on_close = on_close;
+    s->agent.place_for = place_for;
     s->agent.owner = s;
     hello_init(&h);
     return hello_send(&s->agent, &h);

@@ -69,6 +69,7 @@ void client_greet(struct client *c)
     hello_init(&h);
     if (c->shim->agent_up)
         h = c->shim->agent_hello;
+    h.shares = 1;
     h.state = c->shim->agent_up ? VHPC_STATE_UP : VHPC_STATE_BOOTING;
     (void)hello_send(&c->chan, &h);
 }
@@ -185,6 +186,10 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return on_hello(c, f);
     if (!c->said_hello || !c->shim->agent_up)
         return chan_broken(chan, "a frame before HELLO was answered");
+    if (f->type == VHPC_SHARE)
+        return share_asked(c, f);
+    if (f->type == VHPC_SHARED)
+        return share_mapped(c, f);
     c->heard_at = now_ms();
     c->silent = false;
     switch (f->type) {
@@ -364,12 +369,14 @@ void shim_sweep(struct shim *s)
     limit_memory(s);
     for (struct client **p = &s->clients; *p != NULL;) {
         struct client *c = *p;
-        if (!c->chan.closed) {
+        /* The agent's side still writes into the memory of one that it is filling. */
+        if (!c->chan.closed || (c == s->filling && !s->agent.closed)) {
             p = &c->next;
             continue;
         }
         *p = c->next;
         s->client_count--;
+        share_end(c);
         chan_release(&c->chan);
         free(c);
     }

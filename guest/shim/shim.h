@@ -16,6 +16,7 @@
 #include "flow.h"
 #include "hello.h"
 #include "log.h"
+#include "ring.h"
 
 struct shim;
 
@@ -34,6 +35,8 @@ struct client {
     bool said_hello;
     bool known_to_agent; /* something was passed on: the agent must get CLOSE at the end */
     struct flow flow;    /* call 0 */
+    struct ring ring;    /* memory shared with this client; see share.c */
+    bool shares;         /* the client has mapped it */
     struct host_call call[VHPC_CALLS_MAX];
     uint32_t last_call;
     uint32_t request_len; /* of the REQUEST being passed on */
@@ -68,6 +71,8 @@ struct shim {
     struct hello agent_hello;
     struct client *clients;
     size_t client_count;
+    size_t ring_count;      /* clients that memory is shared with */
+    struct client *filling; /* a payload from the guest is being received into its ring */
     uint32_t next_session;
     bool ended;
     bool runs_on;    /* the shim has closed the channel, and the guest has not ended */
@@ -99,6 +104,19 @@ bool shim_check_silent(struct shim *s, long long now);
 int shim_check_stopped(struct shim *s, long long now);
 /* Free clients whose connection is closed; between two turns of the loop. */
 void shim_sweep(struct shim *s);
+
+/*
+ * share.c: a client asks for shared memory (SHARE), and says that it has mapped it (SHARED). 0 or
+ * -errno, as on_frame.
+ */
+int share_asked(struct client *c, const struct frame *f);
+int share_mapped(struct client *c, const struct frame *f);
+/* The client's memory, if the payload of this frame of the guest may go there; or NULL. */
+uint8_t *share_place(struct client *c, const struct frame *f);
+/* Pass a frame of the guest on to the client, whose memory may have the payload already. */
+int share_pass(struct client *c, const struct frame *f);
+/* The client is about to be freed. */
+void share_end(struct client *c);
 
 /* agent.c: set up the agent's side of the channel; 0 or -errno. */
 int shim_agent_open(struct shim *s, int fd);

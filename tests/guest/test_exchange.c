@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -230,6 +232,36 @@ static void a_full_disk_is_a_reader_that_is_gone(void **state)
     close_ends(&e);
 }
 
+static void a_file_is_written_at_once_and_its_limit_ends_the_stream(void **state)
+{
+    struct ends e;
+    struct rlimit before, small;
+    struct stat st;
+    static const uint8_t part[4096] = {1};
+    (void)state;
+    open_ends(&e);
+    int file = temp_file(0), pair[2];
+    assert_int_equal(pipe2(pair, O_CLOEXEC | O_NONBLOCK), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, pair[0], LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, dup(file), LOCALFD_OWN), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = (struct rlimit){.rlim_cur = 6000, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    for (int i = 0; i < 3; i++) {
+        (void)!write(pair[1], part, sizeof part);
+        turn(&e, 5);
+    }
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(fstat(file, &st), 0);
+    assert_int_equal(st.st_size, 6000);
+    assert_false(e.x[0].outlet[1].open);
+    assert_false(e.x[1].inlet[1].open);
+    assert_int_equal(e.violation, 0);
+    (void)close(file);
+    (void)close(pair[1]);
+    close_ends(&e);
+}
+
 /* Sockets of "server" and "program", with the exchange between them, under number 3. */
 static void join(struct ends *e, int server[2], int program[2])
 {
@@ -292,11 +324,13 @@ static void who_writes_to_a_socket_without_reader_gets_epipe(void **state)
 int main(void)
 {
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(megabytes_pass_unchanged_while_another_stream_is_stalled),
         cmocka_unit_test(pipes_pass_unchanged_into_a_port),
         cmocka_unit_test(a_reader_that_goes_away_stops_the_source),
         cmocka_unit_test(a_full_disk_is_a_reader_that_is_gone),
+        cmocka_unit_test(a_file_is_written_at_once_and_its_limit_ends_the_stream),
         cmocka_unit_test(each_direction_of_a_socket_ends_by_itself),
         cmocka_unit_test(who_writes_to_a_socket_without_reader_gets_epipe),
     };

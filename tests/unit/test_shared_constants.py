@@ -30,7 +30,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef
 from vhpc_slurm.node.boot import network as boot_network
-from vhpc_slurm.node.guest import channel, peers, wire
+from vhpc_slurm.node.guest import channel, helpers, peers, wire
 from vhpc_slurm.node.network import nat, segment
 
 PROTOCOL = (LIB / "protocol.h").read_text()
@@ -51,6 +51,7 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "nat.h": ["NAT_SERVERS_MAX"],
         "reach.h": ["REACH_TARGETS_MAX", "REACH_SIZE_MIN", "REACH_WAIT_MAX_MS"],
         "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
+        "ring.h": ["RING_BYTES", "RING_PARTS"],
         "sbcast.h": ["SBCAST_GUESTS_MAX"],
         "bounds.h": [f"VHPC_{name}" for name in bounds.split()],
     }
@@ -100,6 +101,11 @@ def test_limits_of_the_channel_are_the_same(constants: dict[str, int]) -> None:
     assert strings(PROTOCOL)["VHPC_PORT_NAME"] == PORT_NAME
 
 
+def test_the_shim_may_make_the_memory_that_it_shares(constants: dict[str, int]) -> None:
+    """RLIMIT_FSIZE of the shim is the size of its log, and also holds for memfds."""
+    assert constants["RING_BYTES"] // constants["RING_PARTS"] <= helpers.LOG_BYTES
+
+
 def test_the_agent_waits_as_long_as_a_site_may_set(constants: dict[str, int]) -> None:
     assert constants["FABRIC_WAIT_MAX_MS"] == 1000 * highest(Fabric, "guest_timeout_s")
 
@@ -125,7 +131,7 @@ def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
     tags = {(name, int(number)) for name, number in re.findall(r"\b([A-Z_]{2,}[46]?)\((\d+)[),:]", DOCUMENT)}
     for numbers, names in re.findall(r"^\| ([\d, ]+) \| ([A-Z_, ]+) \|", DOCUMENT, re.MULTILINE):
         rows = set(zip(names.split(", "), map(int, numbers.split(", ")), strict=True))
-        is_type = min(int(number) for number in numbers.split(", ")) < wire.Tag.FDS
+        is_type = {name for name, _ in rows} <= wire.FrameType.__members__.keys()
         expected = wire.FrameType.__members__ if is_type else wire.Tag.__members__
         assert all(expected[name] == number for name, number in rows), (names, numbers)
         tags |= set() if is_type else rows

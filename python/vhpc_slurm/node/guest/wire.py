@@ -69,6 +69,8 @@ class FrameType(IntEnum):
     CLOSE = 13
     PING = 14
     PONG = 15
+    SHARE = 16
+    SHARED = 17
 
 
 class Op(IntEnum):
@@ -105,6 +107,7 @@ class Tag(IntEnum):
     BOOT_ID = 4
     KERNEL = 5
     STATE = 6
+    SHARES = 7
     FDS = 16
     UID = 17
     GID = 18
