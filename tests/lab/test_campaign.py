@@ -239,6 +239,16 @@ def test_an_srun_that_misses_the_end_needs_a_cut_network() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_an_srun_without_its_slurmstepd_waits_until_its_time_limit() -> None:
+    """As seen without a guest."""
+    kill, says = injected("step-kill", 105, 105), "srun: error: Timed out waiting for job step to complete\n"
+    assert judge(ended("srun", "TIMEOUT", "0:0", says), (kill,), NOBODY).why.startswith("step-kill: srun:")
+    assert judge(ended("srun", "TIMEOUT", "0:0", "up in a guest\n"), (kill,), NOBODY).why == ""
+    assert judge(ended("script", "TIMEOUT", "0:0", says), (kill,), NOBODY).why == ""
+    assert judge(ended("srun", "TIMEOUT", "0:0", says), (injected("shim-kill", 105, 105),), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
 def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
     says = "vhpc: QEMU crashed on n1 while image i booted: x.c:7: f: Assertion `x < y' failed. (again)\n"
     assert judge(ended("script", "FAILED", "1:0", says), (), NOBODY).why.startswith("by itself: vhpc: QEMU")
