@@ -144,8 +144,8 @@ def test_tasks_must_run_on_the_nodes_that_slurm_names() -> None:
 def run_of(values: list[float], unit: str = "MiB", *, restarted: int = 0) -> str:
     """The verdict over a daemon that held this at equal distances; it was another one until a sample."""
     samples = [
-        Sample(15.0 * i, 10 * i, {("vhpcd", unit): value}, {"vhpcd": 0.1 * i}, {"vhpcd": (i >= restarted,)})
-        for i, value in enumerate(values)
+        Sample(5.0 * i, i, {("vhpcd", unit): value}, {"vhpcd": 0.1 * i}, {"vhpcd": (i >= 3 * restarted,)})
+        for i, value in enumerate(value for value in values for _ in range(3))
     ]
     return trends(samples)[0].verdict
 
@@ -172,17 +172,20 @@ def test_a_daemon_that_grows_with_jobs_is_found() -> None:
 
 @pytest.mark.vlab_itself
 def test_cpu_time_for_a_job_is_judged_and_not_that_of_the_run() -> None:
-    def verdict(*ms: float) -> str:
-        cpu_s, samples = 0.0, []
-        for i in range(31):
-            samples.append(Sample(15.0 * i, 10 * i, {}, {"slurmctld": cpu_s}, {"slurmctld": (7,)}))
-            cpu_s += 10 * ms[min(i // 10, 2)] / 1e3
+    def verdict(*ms: float, slower: bool = False) -> str:
+        cpu_s, at_s, samples = 0.0, 0.0, []
+        for i in range(91):
+            samples.append(Sample(at_s, 10 * i, {}, {"slurmctld": cpu_s}, {"slurmctld": (7,)}))
+            cpu_s += 10 * ms[min(i // 30, 2)] / 1e3
+            at_s += 30.0 if slower and i >= 60 else 15.0
         return trends(samples)[0].verdict
 
     assert verdict(100, 20, 20) == FLAT
     assert verdict(5, 20, 24) == FLAT
     assert verdict(5, 20, 26) == GROWS
     assert verdict(5, 2, 3.5) == FLAT  # not by 2 ms
+    assert verdict(5, 20, 40, slower=True) == FLAT  # half of the jobs, and as much in a minute
+    assert verdict(5, 20, 60, slower=True) == GROWS
 
 
 @pytest.mark.vlab_itself
@@ -233,6 +236,16 @@ def test_an_srun_that_misses_the_end_needs_a_cut_network() -> None:
     assert judge(waited, (paused,), NOBODY).why == ""
     assert judge(ended("srun", "TIMEOUT", "0:0", "up in a guest\n"), (cut,), NOBODY).why == ""
     assert judge(ended("script", "TIMEOUT", "0:0", "up in a guest\ndone\n"), (cut,), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_an_srun_without_its_slurmstepd_waits_until_its_time_limit() -> None:
+    """As seen without a guest."""
+    kill, says = injected("step-kill", 105, 105), "srun: error: Timed out waiting for job step to complete\n"
+    assert judge(ended("srun", "TIMEOUT", "0:0", says), (kill,), NOBODY).why.startswith("step-kill: srun:")
+    assert judge(ended("srun", "TIMEOUT", "0:0", "up in a guest\n"), (kill,), NOBODY).why == ""
+    assert judge(ended("script", "TIMEOUT", "0:0", says), (kill,), NOBODY).why == ""
+    assert judge(ended("srun", "TIMEOUT", "0:0", says), (injected("shim-kill", 105, 105),), NOBODY).why == ""
 
 
 @pytest.mark.vlab_itself

@@ -18,6 +18,9 @@ UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had sta
 HELD = "held"  # our line: what it was given is still held by the job that was hit
 FINAL = "final"  # it had not begun, Slurm or vhpcd would have requeued it, and it may not be requeued
 UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits for good
+NO_STEPD = (
+    "no-stepd"  # its srun waits for a slurmstepd that is gone, until its time limit: without a guest too
+)
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
 JOB, NODE, CLUSTER = "job", "node", "cluster"
@@ -85,7 +88,7 @@ _ALL = (
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
           long=True),
     # the step's server of PMI-2 or PMIx goes away
-    Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE), delay_s=2, weight=2),
+    Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE, NO_STEPD), delay_s=2, weight=2),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM, FINAL), delay_s=4, weight=3,
           drains="Prolog error"),
     Fault("epilog-kill", JOB, "KILL", "epilog", ends=(HELD,), delay_s=0.5, weight=3, drains="Epilog error"),

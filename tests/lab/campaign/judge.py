@@ -20,6 +20,7 @@ from campaign.faults import (
     KILLED,
     LINE,
     LOST_START,
+    NO_STEPD,
     NODE,
     NODE_FAIL,
     SLURM,
@@ -55,6 +56,7 @@ STALLED = re.compile(
     re.MULTILINE,
 )
 """The guest's kernel complains that it gets no CPU time: the load of the machine, and no fault of ours."""
+UNENDED = re.compile(r"^srun: error: Timed out waiting for job step to complete$", re.MULTILINE)
 SLURMS = re.compile(
     r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
     re.MULTILINE,
@@ -192,7 +194,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
     )
     final = failed and "--no-requeue" in end.kind.options and not end.output
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
-    held = HOLDER.search(end.output)
+    held, unended = HOLDER.search(end.output), UNENDED.search(end.output)
     ours, slurms = _our_line(end, fault) if failed else "", SLURMS.search(end.output)
     shown = {
         LINE: ours,
@@ -205,6 +207,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
         UNSAVED: "slurmctld was killed before it saved what had become of the job" if undone else "",
         UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
+        NO_STEPD: unended[0] if end.kind.act == "interactive" and end.state == "TIMEOUT" and unended else "",
         HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
         FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",

@@ -22,7 +22,8 @@ from campaign.watch import ENDED, Watch, is_trouble
 IN_FLIGHT_PER_NODE = 4
 """Jobs that are submitted and have not ended, at most."""
 RESUME_AFTER_S = 5.0
-TIME_LIMIT = "--time=5"
+TIME_LIMIT, LIGHT_TIME_LIMIT = "--time=5", "--time=3"
+"""No guest of a light lab boots; an srun whose slurmstepd was killed waits until then."""
 SRUN_S = 900
 """Longest wait for an srun: in the queue, and for its time limit."""
 
@@ -113,7 +114,8 @@ class Campaign:
 
     def _options(self, job: Submitted) -> list[str]:
         name, kind = job.plan.name, job.kind
-        time_limit = [] if any(option.startswith("--time") for option in kind.options) else [TIME_LIMIT]
+        limit = LIGHT_TIME_LIMIT if self.plan.light else TIME_LIMIT
+        time_limit = [] if any(option.startswith("--time") for option in kind.options) else [limit]
         image = [f"--vhpc-image={kind.image}"] if kind.image is not None else []
         return [f"--job-name={name}", *time_limit, *image, *kind.options]
 

@@ -15,11 +15,12 @@ third. The first is compared with nothing: memory pools and caches fill, and dae
   more than 1 MiB or 3 descriptors; files, processes and leases by more than a tenth and by more than a few.
   What varies with the jobs of the moment must also grow by more than twice its spread in the middle third
   (median absolute deviation).
-- CPU time of a daemon for a job grows if it has become larger by more than a quarter and by more than 2 ms.
+- CPU time of a daemon grows if it has become larger by more than a quarter, both for a job and for a second,
+  and by more than 2 ms for a job: some work is for jobs, and some is done once a minute.
 - Timelines and reports of use that a node keeps may not be more than 510 each.
 """
-FEWEST = 4
-"""Samples of a third, at least, for a verdict."""
+FEWEST = 20
+"""Samples of a third, at least, for a verdict: five minutes, of which one of high load is a small part."""
 PARTS, PART, CPU_PART, CPU_MS = {"MiB": 0.05, "descriptors": 0.05}, 0.1, 0.25, 2.0
 STEPS = {"MiB": 1.0, "KiB": 64.0, "descriptors": 3.0, "files": 8.0, "processes": 4.0, "leases": 20.0}
 """By unit: a growth up to this is none."""
@@ -103,19 +104,25 @@ def _held(samples: Sequence[Sample], name: str, unit: str) -> Trend:
 
 
 def _cpu(samples: Sequence[Sample], name: str) -> Trend:
-    def cost(part: Sequence[Sample]) -> float | None:
-        """Milliseconds for a job, between the first and the last of some samples."""
+    def cost(part: Sequence[Sample], per: Callable[[Sample], float]) -> float | None:
+        """Milliseconds for a job or a second, between the first and the last of some samples."""
         known = [sample for sample in part if name in sample.cpu_s]
-        jobs = known[-1].jobs - known[0].jobs if known else 0
-        if not jobs or known[0].pids[name] != known[-1].pids[name]:
+        count = per(known[-1]) - per(known[0]) if known else 0
+        if not count or known[0].pids[name] != known[-1].pids[name]:
             return None
-        return 1e3 * (known[-1].cpu_s[name] - known[0].cpu_s[name]) / jobs
+        return 1e3 * (known[-1].cpu_s[name] - known[0].cpu_s[name]) / count
 
-    middle, last = (cost(part) for part in thirds(samples))
+    def of_job(sample: Sample) -> float:
+        return sample.jobs
+
+    middle, last = (cost(part, of_job) for part in thirds(samples))
+    before, after = (cost(part, lambda sample: sample.at_s) for part in thirds(samples))
     seen = points(samples)
-    shown = tuple(cost(pair) for pair in zip(seen[:1] + seen[:-1], seen, strict=True))
-    verdict = _reason_not_to_judge(samples, name) or _verdict(middle, last, CPU_PART, CPU_MS)
-    return Trend(name, "CPU ms/job", shown, middle, last, verdict)
+    shown = tuple(cost(pair, of_job) for pair in zip(seen[:1] + seen[:-1], seen, strict=True))
+    verdict = _verdict(middle, last, CPU_PART, CPU_MS)
+    if verdict == GROWS:
+        verdict = _verdict(before, after, CPU_PART, 0.0)
+    return Trend(name, "CPU ms/job", shown, middle, last, _reason_not_to_judge(samples, name) or verdict)
 
 
 def _reason_not_to_judge(samples: Sequence[Sample], name: str) -> str:
