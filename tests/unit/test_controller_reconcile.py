@@ -33,7 +33,7 @@ def record(
     restart: int = 0,
     state: LeaseState = LeaseState.READY,
     age: float = 600,
-    taken: tuple[str, ...] = (),
+    taken: tuple[str, ...] = ("n1", "n2"),
 ) -> LeaseRecord:
     lease = replace(LEASE, generation=Generation(job_id, restart, "0" * 8), state=state)
     return LeaseRecord(lease, NOW - age, NOW - age, (), taken=taken)
@@ -82,15 +82,23 @@ def test_generations_without_their_job_are_ended(
     ("job", "live", "suspected"),
     [
         (status(1, reason="Prolog"), (), {}),
-        (status(1, reason="None"), (record(1),), {}),
+        (status(1, reason="None"), (record(1, taken=()),), {120: "its Prolog has not run on n1"}),
         (status(1, "CONFIGURING", reason="Prolog"), (record(1),), {}),
         (
             status(1, reason="Prolog"),
             (record(1, state=LeaseState.RESERVED),),
             {900: "its lease was never ready"},
         ),
-        (status(1, reason="Prolog"), (record(1),), {900: "no node asked for its lease"}),
-        (status(1, reason="Prolog"), (record(1, taken=("n1",)),), {900: "its Prologs did not end"}),
+        (
+            status(1, reason="Prolog"),
+            (record(1, taken=()),),
+            {120: "its Prolog has not run on n1", 900: "no node asked for its lease"},
+        ),
+        (
+            status(1, reason="Prolog"),
+            (record(1, taken=("n1",)),),
+            {120: "its Prolog has not run on n2", 900: "its Prologs did not end"},
+        ),
         (
             status(1, reason="Prolog"),
             (replace(record(1, taken=("n1", "n2")), timelines=(ended("n1"), ended("n2"))),),
@@ -101,7 +109,8 @@ def test_generations_without_their_job_are_ended(
             (replace(record(1, taken=("n1", "n2")), timelines=(ended("n1"),)),),
             {900: "its Prologs did not end"},
         ),
-        (status(1, reason="None"), (replace(record(1), timelines=(ended("n1"), ended("n2"))),), {}),
+        (status(1, reason="None"), (record(1, taken=("n1", "n2")),), {}),
+        (status(1, reason="None"), (record(1, state=LeaseState.REFUSED),), {}),
         (
             status(1, reason="Prolog", restarts=1),
             (record(1, taken=("n1",)),),
@@ -117,6 +126,27 @@ def test_jobs_that_wait_for_prologs_in_vain_are_suspect(
     assert {suspect.patience_s: suspect.reason for suspect in found} == suspected
     assert {(suspect.job_id, suspect.restarts) for suspect in found} <= {(job.job_id, job.restarts)}
     assert judge((job,), live, known=known, stuck_s=0).suspects == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "suspected"),
+    [
+        (record(2, taken=("n1",)), True),
+        (record(2, taken=("n2",)), False),
+        (replace(record(2, taken=("n2",)), timelines=(ended("n2"),)), True),
+        (record(2, state=LeaseState.ENDING, taken=("n2",)), False),
+        (replace(record(2, state=LeaseState.ENDING, taken=("n2",)), acknowledged=("n2",)), True),
+    ],
+    ids=["on-another-node", "its-prolog-runs", "its-prolog-has-ended", "its-epilog-runs", "it-has-ended"],
+)
+def test_a_prolog_that_waits_for_hooks_of_another_job_is_not_missed(
+    other: LeaseRecord, suspected: bool
+) -> None:
+    """With PrologFlags=Serial slurmd runs one after the other."""
+    live = (record(1, taken=("n1",)), other)
+    jobs = (status(1, reason="Prolog"), status(2, reason="Prolog"))
+    found = judge(jobs, live, known=generations(live), stuck_s=900).suspects
+    assert any(suspect.job_id == 1 and suspect.patience_s == 120 for suspect in found) is suspected
 
 
 @pytest.mark.parametrize(

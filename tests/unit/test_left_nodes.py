@@ -36,7 +36,7 @@ from vhpc_slurm.node.network import segment, tools
 from vhpc_slurm.node.store import joblock, kinds, outbox, reservations
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit, left_nodes, ended_jobs
+from vhpc_slurm.reconcile import audit, ended_jobs, left_nodes
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DATA = Path(__file__).parents[1] / "data/scontrol/24.11/single.txt"

@@ -30,7 +30,7 @@ from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import lost_jobs, ended_jobs
+from vhpc_slurm.reconcile import ended_jobs, lost_jobs
 from vhpc_slurm.slurm.port import SlurmJob
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -238,44 +238,6 @@ def test_a_reboot_is_a_journal_without_run_folder_or_step(node: Node) -> None:
     journal.released("rundir")
     journal.remove()
     assert node.lost() == []
-
-
-@pytest.mark.parametrize("reason", ["None", "Prolog"])
-def test_a_job_whose_prolog_was_lost_is_requeued(
-    node: Node, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node was rebooted when slurmd had got the Prolog's start, but the Prolog had no journal yet."""
-    node.path.unlink()
-    node.path.parent.rmdir()
-    node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
-    node.created -= 3600  # vhpcd's clock is behind
-    assert node.lost() == []  # it may be about to start
-    node.later(monkeypatch, 150)
-    layout = Layout(node.config)
-    with joblock.held(layout, JOB, timeout_s=1.0):
-        assert node.lost() == []
-    with stepd(JOB, "extern"):
-        assert node.lost() == []
-    assert node.lost() == [], "it was seen with a step, and may have begun again since"
-    node.later(monkeypatch, 300)
-    assert node.lost() == ["job 1: its Prolog has not run on n1"]
-    assert node.calls == ["scontrol requeue 1"]
-
-
-def test_a_prolog_that_waits_for_another_is_not_lost(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With PrologFlags=Serial slurmd runs one after the other."""
-    node.path.unlink()
-    node.path.parent.rmdir()
-    assert node.lost() == []
-    node.later(monkeypatch, 150)
-    layout, first = Layout(node.config), node.record()
-    other = replace(first, lease=replace(first.lease, generation=Generation(JOB + 1, 0, "0123abcd")))
-    with joblock.held(layout, JOB + 1, timeout_s=1.0):
-        found = lost_jobs.findings(layout, "n1", [first, other], slurm=node.slurm, pause=node.pauses)
-        assert list(found) == []
-    assert node.lost() == []
-    node.later(monkeypatch, 300)
-    assert node.lost() == ["job 1: its Prolog has not run on n1"]
 
 
 @pytest.mark.usefixtures("extern")

@@ -40,8 +40,8 @@ def has_ended(slurm: Slurm, job_id: int) -> bool:
 def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> bool:
     """End the guests of jobs that no longer have this node, and whose resources another job needs.
 
-    These are jobs that have ended, and jobs that this node has left.  If the Epilog of such a job is running, this
-    waits for it.
+    These are jobs that have ended, and jobs that this node has left.  If the Epilog of such a job is
+    running, this waits for it.
 
     Returns whether there were any.
 

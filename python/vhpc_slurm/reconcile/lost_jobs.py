@@ -3,11 +3,11 @@
 
 A slurmctld that is killed between the end of the last Prolog and the start of
 the batch script never starts the script; a killed slurmstepd ends the script; a
-reboot ends the script and the guests, or the Prolog before it has written
-anything.  Slurm notices by itself, but only after
+reboot ends the script and the guests.  Slurm notices by itself, but only after
 BatchStartTimeout, which must be long because guests have to boot.  This module
 requeues or cancels such a job earlier: when its guests have been ready for a
-while without a script, are gone after a reboot, or never began to boot.
+while without a script, or are gone after a reboot.  vhpcd finds jobs of which
+no Prolog has begun (``controller.leases.reconcile``): their nodes have nothing to look at.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import msgspec
-
-from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.node.store.statefile import uptime
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, SlurmJob, requeue_or_cancel
@@ -34,13 +30,6 @@ from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, Sl
 log = logging.getLogger("vhpc")
 QUIET_S = 45.0
 """slurmctld starts a script within seconds after the last Prolog; this node's may have been the first."""
-NO_PROLOG_S = 120.0
-"""slurmctld has the Prolog started within a second after the lease, or when the node answers again."""
-UNSTARTED = "unstarted.json"
-"""File of the run folder: since when a lease has had no Prolog here, in seconds since the node's boot.
-
-The lease's own time is of another host's clock, and any wall clock can be set.
-"""
 CONFIRM_S = 10.0
 """Pause between two checks: at the first one slurmctld may be about to start the script."""
 
@@ -88,19 +77,10 @@ class _LostJob(Record, frozen=True, order=True):
 def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_LostJob]:
     """Generations of which no script runs here.
 
-    They have been ready (or refused) for a while without a step, were ended by
-    a reboot, or their Prolog has not run.
+    They have been ready (or refused) for a while without a step, or were ended by a reboot.
     """
     running = steps.running()
     known = set(journal.generations(layout.journals))
-    # PrologFlags=Serial: a Prolog waits in slurmd for those of other jobs
-    booting = any(joblock.busy(layout, record.lease.generation.job_id) for record in records)
-    unstarted = [
-        record.lease.generation
-        for record in records
-        if not booting and _unstarted(layout, record.lease.generation, known, running)
-    ]
-    waited = _waited(layout, unstarted)
     for record in records:
         generation = record.lease.generation
         if joblock.busy(layout, generation.job_id):
@@ -110,8 +90,6 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
                 yield _LostJob(generation, f"{node} was rebooted while it ran", guests=False)
-            elif waited.get(generation, 0.0) > NO_PROLOG_S:
-                yield _LostJob(generation, f"its Prolog has not run on {node}", guests=False)
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
@@ -121,32 +99,6 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if statefile.age(state) > QUIET_S:
             why = f"its guests are ready but its batch script does not run on {node}"
             yield _LostJob(generation, why, guests=True)
-
-
-def _unstarted(
-    layout: Layout, generation: Generation, known: set[Generation], running: Mapping[int, frozenset[str]]
-) -> bool:
-    """Whether no Prolog of a generation has run on this node since its boot, nor any step."""
-    folder = layout.state_file(generation.job_id).parent
-    return generation not in known and generation.job_id not in running and not folder.exists()
-
-
-def _waited(layout: Layout, unstarted: Sequence[Generation]) -> dict[Generation, float]:
-    """For how many seconds each of these has been without a Prolog; others are forgotten."""
-    path, now = layout.run / UNSTARTED, uptime()
-    try:
-        before = msgspec.json.decode(path.read_bytes(), type=dict[str, float])
-    except (FileNotFoundError, *UNDECODABLE):
-        before = {}
-    since = {str(generation): min(now, before.get(str(generation), now)) for generation in unstarted}
-    if since != before:
-        try:
-            files.replace(path, msgspec.json.encode(since))
-        except OSError as err:
-            if not files.is_full(err):
-                raise
-            log.warning("no room for %s: %s", path, err.strerror)  # their time begins anew
-    return {generation: now - since[str(generation)] for generation in unstarted}
 
 
 def _should_run(slurm: Slurm, lost: _LostJob, node: str) -> bool:

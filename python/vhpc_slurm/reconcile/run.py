@@ -14,7 +14,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import acknowledging, audit, fabric_isolation, left_nodes, lost_jobs, ended_jobs
+from vhpc_slurm.reconcile import acknowledging, audit, ended_jobs, fabric_isolation, left_nodes, lost_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)

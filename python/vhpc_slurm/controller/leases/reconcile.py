@@ -25,6 +25,8 @@ log = logging.getLogger("vhpcd")
 NO_SUCH_JOB = "Slurm has no such job"
 NOTICE_S = 45.0
 """Seconds after an event by which slurmctld has noticed it, or never will."""
+NO_PROLOG_S = 120.0
+"""slurmctld has the Prolog started within a second after the lease, or when the node answers again."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def judge(
     }
     ours = {record.lease.generation.job_id for record in live}
     over = {_start(record): record for record in released}
+    busy = _busy(live, {job.job_id for job in jobs if awaits_prologs(job)})
     suspects = []
     for job in jobs if stuck_s else ():
         start = (job.job_id, job.restarts)
@@ -111,6 +114,8 @@ def judge(
             if _unnoticed(lease):
                 suspects.append(Suspect(*start, NOTICE_S, "its Prologs have ended, and Slurm did not notice"))
             suspects.append(Suspect(*start, stuck_s, _stuck(lease)))
+        if job.state == RUNNING and (node := _without_prolog(usable.get(start), busy)):
+            suspects.append(Suspect(*start, NO_PROLOG_S, f"its Prolog has not run on {node}"))
     return Verdict(tuple(end), tuple(suspects))
 
 
@@ -145,6 +150,32 @@ def _unnoticed(record: LeaseRecord | None) -> bool:
         return False
     ended = {line.node for line in record.timelines if line.stages}
     return ended.issuperset(record.lease.allocation.node_names)
+
+
+def _busy(live: tuple[LeaseRecord, ...], waiting: Collection[int]) -> frozenset[str]:
+    """Nodes on which a Prolog or Epilog may run now: with PrologFlags=Serial slurmd starts no other there.
+
+    ``waiting`` are the jobs that wait for Prologs, whose records have timelines.
+    """
+    busy: set[str] = set()
+    for record in live:
+        if record.lease.state is LeaseState.ENDING:
+            busy |= set(record.taken) - set(record.acknowledged)
+        elif record.lease.generation.job_id in waiting:
+            busy |= set(record.taken) - {line.node for line in record.timelines if line.stages}
+    return frozenset(busy)
+
+
+def _without_prolog(record: LeaseRecord | None, busy: Collection[str]) -> str:
+    """The first node that should have asked for its lease long ago; empty if there is none.
+
+    A Prolog is lost if slurmctld is killed before it has had it started on a node that did not answer,
+    and if the node is rebooted just then.  Slurm waits for it until BatchStartTimeout is over.
+    """
+    if record is None or record.lease.state is not LeaseState.READY:
+        return ""
+    absent = (node for node in record.lease.allocation.node_names if node not in record.taken)
+    return next((node for node in absent if node not in busy), "")
 
 
 def _end_lost(job: JobStatus, record: LeaseRecord | None) -> bool:
