@@ -9,6 +9,10 @@ import os
 from vhpcd_process import Vhpcd, frame_of
 
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.munge import CredentialExpiredError
+from vhpcbench.common import BenchError
+
+BUSY = "this machine is too busy: vhpcd waits ten seconds for a request, and a request is valid for a minute"
 
 
 def frame(vhpcd: Vhpcd, body: wire.Request) -> bytes:
@@ -17,7 +21,11 @@ def frame(vhpcd: Vhpcd, body: wire.Request) -> bytes:
 
 
 async def ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int, limit_s: float) -> list[bytes]:
-    """The sealed answers; at most ``at_once`` requests are open, and all take ``limit_s`` at most."""
+    """The sealed answers; at most ``at_once`` requests are open, and all take ``limit_s`` at most.
+
+    Raises:
+        BenchError: vhpcd has closed a connection, or has not answered all.
+    """
     gate = asyncio.Semaphore(at_once)
     port = vhpcd.config.controller.port
 
@@ -30,9 +38,15 @@ async def ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int, limit_s: floa
             writer.close()
             return answer
 
-    return await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), limit_s)
+    try:
+        return await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), limit_s)
+    except (OSError, EOFError, TimeoutError) as err:
+        raise BenchError(f"vhpcd has not answered all of {len(frames)} requests ({err}); {BUSY}") from err
 
 
 def opened(vhpcd: Vhpcd, answer: bytes) -> object:
-    """What a sealed answer says."""
-    return wire.read_answer(wire.unwrap(vhpcd.munge().decode(answer).payload, "answer"))
+    """What a sealed answer says; BenchError if it has expired."""
+    try:
+        return wire.read_answer(wire.unwrap(vhpcd.munge().decode(answer).payload, "answer"))
+    except CredentialExpiredError as err:
+        raise BenchError(f"an answer has expired before it was read; {BUSY}") from err
