@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -32,6 +33,7 @@ from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.admission import Peer, PeerGroup
 from vhpc_slurm.controller.api.authority import Origin
+from vhpc_slurm.controller.api.connection import Connection
 from vhpc_slurm.controller.api.conversation import Server
 from vhpc_slurm.controller.api.requests import Requests
 from vhpc_slurm.controller.assembly import assemble
@@ -102,14 +104,24 @@ async def _live(lines: list[bytes]) -> None:
 
 
 async def _say(server: Server, line: bytes) -> wire.Answer | None:
-    reader = asyncio.StreamReader()
+    client, accepted = socket.socketpair()
+    with client, accepted:
+        accepted.setblocking(False)
+        return await _say_on(server, line, client, Connection(accepted))
+
+
+async def _say_on(
+    server: Server, line: bytes, client: socket.socket, connection: Connection
+) -> wire.Answer | None:
     if line[:1] == b"R":
-        reader.feed_data(line[1:])
-        reader.feed_eof()
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # more than a socket holds: the rest is cut
+            client.sendall(line[1:])
+        client.shutdown(socket.SHUT_WR)
         peer = Peer("192.0.2.1", PeerGroup.OTHER, lambda: None)
         server._admission.enter(peer)
         with contextlib.suppress(EOFError):
-            await server._receive(reader, peer)
+            await server._receive(connection, peer)
         server._admission.leave(peer)
         if peer.held or server._admission.count(PeerGroup.OTHER):
             raise InternalError(f"{peer.held} bytes still held")
@@ -124,7 +136,7 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     except ValueError:
         return None
     refusal = server._object(envelope, Credential(payload, ROOT, ROOT), "192.0.2.1")
-    answer = refusal or await server._ask(envelope, ROOT, Origin("192.0.2.1", own_host=False), reader)
+    answer = refusal or await server._ask(envelope, ROOT, Origin("192.0.2.1", own_host=False), connection)
     if answer is None:
         raise InternalError("no answer to a client that still waits")
     return _check(wire.wrap("answer", envelope.nonce, answer))

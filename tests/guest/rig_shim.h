@@ -189,4 +189,20 @@ static inline int rig_running(struct rig *r, uint32_t session)
     return client;
 }
 
+/* The shim hangs up on a client whose program runs and that says this; `which` is for the message.
+ */
+static inline void rig_drops(void (*violation)(int), size_t which)
+{
+    struct rig r;
+    rig_open(&r, getuid());
+    int client = rig_running(&r, 1);
+    violation(client);
+    rig_turn(&r);
+    if (!hung_up(client))
+        fail_msg("violation %zu went unnoticed", which);
+    assert_false(r.shim.ended);
+    (void)close(client);
+    rig_close(&r);
+}
+
 #endif

@@ -249,6 +249,15 @@ def test_an_srun_without_its_slurmstepd_waits_until_its_time_limit() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_tasks_wait_for_one_that_was_killed_until_the_time_limit() -> None:
+    """As without a guest, unless srun has --kill-on-bad-exit."""
+    kill, says = injected("run-kill", 105, 105), "up in a guest\nsrun: error: n2: task 1: Killed\n"
+    assert judge(ended("network", "TIMEOUT", "0:0", says), (kill,), NOBODY).why.startswith("run-kill: srun:")
+    assert judge(ended("network", "TIMEOUT", "0:0", "up in a guest\n"), (kill,), NOBODY).why == ""
+    assert judge(ended("network", "TIMEOUT", "0:0", says), (), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
 def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
     says = "vhpc: QEMU crashed on n1 while image i booted: x.c:7: f: Assertion `x < y' failed. (again)\n"
     assert judge(ended("script", "FAILED", "1:0", says), (), NOBODY).why.startswith("by itself: vhpc: QEMU")

@@ -45,11 +45,12 @@ def confirmed(client: ControllerClient, first: int) -> tuple[int, str]:
     raise AssertionError("the disk did not become full")
 
 
-def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
+def refused_and_continued(vhpcd: Vhpcd, folder: Path, pages: int = 0) -> int:
+    """Fill the disk of a database without leases; the number of jobs when there is space again."""
     client = vhpcd.client
     client.open_generation(request(1), allocation())
     client.lease(1, 0, "n1", 5)
-    others = fill(Path(vhpcd.config.controller.database).parent, pages=8)
+    others = fill(folder, pages=pages)
     job, line = confirmed(client, 2)
     assert re.search(FULL, line)
     jobs = [record.lease.generation.job_id for record in client.leases()]
@@ -61,6 +62,11 @@ def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
     assert first.lease.state is LeaseState.ENDING
     assert re.search(FULL, vhpcd.log)
     assert "Traceback" not in vhpcd.log
+    return job
+
+
+def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
+    job = refused_and_continued(vhpcd, Path(vhpcd.config.controller.database).parent, pages=8)
     vhpcd.kill()
     vhpcd.start()
     assert len(vhpcd.client.leases()) == job
@@ -91,20 +97,7 @@ def test_a_server_on_a_full_disk_refuses_starts_and_loses_nothing(
     """vhpcd and server are not restarted."""
     vhpcd = make(tmp_path, daemon, database=server.database()).start()
     try:
-        client = vhpcd.client
-        client.open_generation(request(1), allocation())
-        client.lease(1, 0, "n1", 5)
-        others = fill(server.folder)
-        job, line = confirmed(client, 2)
-        assert re.search(FULL, line)
-        assert [record.lease.generation.job_id for record in client.leases()] == list(range(1, job))
-        others.unlink()
-        assert client.open_generation(request(job), allocation()).state is LeaseState.READY
-        client.ending(1, 0)
-        (first,) = client.leases(job_id=1)
-        assert first.lease.state is LeaseState.ENDING
-        assert re.search(FULL, vhpcd.log)
-        assert "Traceback" not in vhpcd.log
+        refused_and_continued(vhpcd, server.folder)
     finally:
         assert vhpcd.process is not None
         stop(vhpcd.process)

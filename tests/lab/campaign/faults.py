@@ -21,6 +21,9 @@ UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits 
 NO_STEPD = (
     "no-stepd"  # its srun waits for a slurmstepd that is gone, until its time limit: without a guest too
 )
+PEER_KILLED = (
+    "peer-killed"  # its other tasks wait for one that was killed, until its time limit: without guests too
+)
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
 JOB, NODE, CLUSTER = "job", "node", "cluster"
@@ -84,8 +87,8 @@ _ALL = (
     Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
     Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT,
           needs_guest=True),
-    Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
-    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
+    Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM, PEER_KILLED), delay_s=1, weight=2),
+    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT, NO_STEPD), delay_s=1, weight=2,
           long=True),
     # the step's server of PMI-2 or PMIx goes away
     Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE, NO_STEPD), delay_s=2, weight=2),

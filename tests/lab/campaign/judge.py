@@ -23,6 +23,7 @@ from campaign.faults import (
     NO_STEPD,
     NODE,
     NODE_FAIL,
+    PEER_KILLED,
     SLURM,
     UNHEARD,
     UNSAVED,
@@ -57,6 +58,7 @@ STALLED = re.compile(
 )
 """The guest's kernel complains that it gets no CPU time: the load of the machine, and no fault of ours."""
 UNENDED = re.compile(r"^srun: error: Timed out waiting for job step to complete$", re.MULTILINE)
+TASK_KILLED = re.compile(r"^srun: error: n\d+: tasks? [0-9,-]+: Killed$", re.MULTILINE)
 SLURMS = re.compile(
     r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
     re.MULTILINE,
@@ -195,6 +197,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
     final = failed and "--no-requeue" in end.kind.options and not end.output
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
     held, unended = HOLDER.search(end.output), UNENDED.search(end.output)
+    killed = TASK_KILLED.search(end.output)
     ours, slurms = _our_line(end, fault) if failed else "", SLURMS.search(end.output)
     shown = {
         LINE: ours,
@@ -208,6 +211,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         UNSAVED: "slurmctld was killed before it saved what had become of the job" if undone else "",
         UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
         NO_STEPD: unended[0] if end.kind.act == "interactive" and end.state == "TIMEOUT" and unended else "",
+        PEER_KILLED: killed[0] if end.state == "TIMEOUT" and killed else "",
         HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
         FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",
