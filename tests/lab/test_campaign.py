@@ -69,7 +69,7 @@ def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_a_light_campaign_needs_no_guest_and_spares_daemons_later() -> None:
+def test_a_light_campaign_needs_no_guest_and_spares_daemons() -> None:
     plan = draw(7, 900, 300, light=True)
     assert {job.kind for job in plan.jobs} == {name for name, kind in KINDS.items() if not kind.needs_guest}
     assert {fault.kind for fault in plan.faults} == {
@@ -239,7 +239,7 @@ def test_an_srun_that_misses_the_end_needs_a_cut_network() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_an_srun_without_its_slurmstepd_waits_until_its_time_limit() -> None:
+def test_an_srun_without_its_slurmstepd_waits_to_its_time_limit() -> None:
     """As seen without a guest."""
     kill, says = injected("step-kill", 105, 105), "srun: error: Timed out waiting for job step to complete\n"
     assert judge(ended("srun", "TIMEOUT", "0:0", says), (kill,), NOBODY).why.startswith("step-kill: srun:")

@@ -45,7 +45,7 @@ class Call:
         return answer
 
 
-def test_a_call_in_the_database_thread_gives_its_result_or_its_error() -> None:
+def test_a_call_in_the_database_thread_gives_result_or_error() -> None:
     def fails() -> None:
         raise NodeError("it failed")
 

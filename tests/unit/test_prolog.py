@@ -140,7 +140,7 @@ def test_without_vhpcd_the_job_is_requeued(node: Node) -> None:
     assert (node.requeued, node.drained, node.held, node.comments) == ([42], [], [], [])
 
 
-def test_without_vhpcd_a_job_that_may_not_be_requeued_is_told_why(node: Node) -> None:
+def test_without_vhpcd_a_job_without_requeue_is_told_why(node: Node) -> None:
     node.answers, node.may_requeue = [FabricError("vhpcd does not answer")] * 2, False
     assert node.run() == 0
     assert node.comments == [
