@@ -139,9 +139,7 @@ def test_jobs_that_wait_for_prologs_in_vain_are_suspect(
     ],
     ids=["on-another-node", "its-prolog-runs", "its-prolog-has-ended", "its-epilog-runs", "it-has-ended"],
 )
-def test_a_prolog_that_waits_for_other_hooks_is_not_missed(
-    other: LeaseRecord, suspected: bool
-) -> None:
+def test_a_prolog_that_waits_for_other_hooks_is_not_missed(other: LeaseRecord, suspected: bool) -> None:
     """With PrologFlags=Serial slurmd runs one after the other."""
     live = (record(1, taken=("n1",)), other)
     jobs = (status(1, reason="Prolog"), status(2, reason="Prolog"))

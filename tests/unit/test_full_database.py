@@ -91,9 +91,7 @@ def server(run_dir: str) -> Iterator[Server]:
 
 
 @pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
-def test_a_server_on_a_full_disk_loses_nothing(
-    tmp_path: Path, daemon: Munged, server: Server
-) -> None:
+def test_a_server_on_a_full_disk_loses_nothing(tmp_path: Path, daemon: Munged, server: Server) -> None:
     """vhpcd and server are not restarted."""
     vhpcd = make(tmp_path, daemon, database=server.database()).start()
     try:
