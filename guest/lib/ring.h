@@ -28,7 +28,7 @@ enum {
 
 /* Mapped twice in a row, so that a payload that passes the end is in one piece. */
 struct ring {
-    uint8_t *at; /* NULL: there is none */
+    uint8_t *at; /* NULL if no memory is shared */
     size_t next; /* offset of the next payload */
 };
 

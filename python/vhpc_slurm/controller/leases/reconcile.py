@@ -148,8 +148,12 @@ def _unnoticed(record: LeaseRecord | None) -> bool:
     """
     if record is None:
         return False
-    ended = {line.node for line in record.timelines if line.stages}
-    return ended.issuperset(record.lease.allocation.node_names)
+    return _prologs_over(record).issuperset(record.lease.allocation.node_names)
+
+
+def _prologs_over(record: LeaseRecord) -> set[str]:
+    """The nodes that have reported the end of their Prolog."""
+    return {line.node for line in record.timelines if line.stages}
 
 
 def _busy(live: tuple[LeaseRecord, ...], waiting: Collection[int]) -> frozenset[str]:
@@ -162,12 +166,12 @@ def _busy(live: tuple[LeaseRecord, ...], waiting: Collection[int]) -> frozenset[
         if record.lease.state is LeaseState.ENDING:
             busy |= set(record.taken) - set(record.acknowledged)
         elif record.lease.generation.job_id in waiting:
-            busy |= set(record.taken) - {line.node for line in record.timelines if line.stages}
+            busy |= set(record.taken) - _prologs_over(record)
     return frozenset(busy)
 
 
 def _without_prolog(record: LeaseRecord | None, busy: Collection[str]) -> str:
-    """The first node that should have asked for its lease long ago; empty if there is none.
+    """The first node that has not asked for this lease, and where no other hook runs; empty: no node.
 
     A Prolog is lost if slurmctld is killed before it has had it started on a node that did not answer,
     and if the node is rebooted just then.  Slurm waits for it until BatchStartTimeout is over.
