@@ -135,19 +135,25 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
     rig_close(&r);
 }
 
+/* The guest sends a large frame, of which the second half of the payload is still to come. */
+static void say_half(struct rig *r)
+{
+    uint8_t head[VHPC_HEADER];
+    frame_pack(head,
+               &(struct frame){.type = VHPC_DATA, .fd = RING_FD, .session = 1, .length = PART});
+    assert_int_equal(write(r->guest, head, sizeof head), sizeof head);
+    assert_int_equal(write(r->guest, block, PART / 2), PART / 2);
+    rig_turn(r);
+}
+
 static void a_client_may_end_while_its_memory_is_filled(void **state)
 {
     struct rig r;
     struct ring ring;
-    uint8_t head[VHPC_HEADER];
     (void)state;
     rig_open(&r, getuid());
     int client = sharing(&r, 1, &ring), other = rig_running(&r, 2);
-    frame_pack(head,
-               &(struct frame){.type = VHPC_DATA, .fd = RING_FD, .session = 1, .length = PART});
-    assert_int_equal(write(r.guest, head, sizeof head), sizeof head);
-    assert_int_equal(write(r.guest, block, PART / 2), PART / 2);
-    rig_turn(&r);
+    say_half(&r);
     ring_free(&ring);
     (void)close(client);
     rig_turn(&r);
@@ -167,15 +173,10 @@ static void a_guest_may_end_while_it_fills_memory(void **state)
 {
     struct rig r;
     struct ring ring;
-    uint8_t head[VHPC_HEADER];
     (void)state;
     rig_open(&r, getuid());
     int client = sharing(&r, 1, &ring);
-    frame_pack(head,
-               &(struct frame){.type = VHPC_DATA, .fd = RING_FD, .session = 1, .length = PART});
-    assert_int_equal(write(r.guest, head, sizeof head), sizeof head);
-    assert_int_equal(write(r.guest, block, PART / 2), PART / 2);
-    rig_turn(&r);
+    say_half(&r);
     (void)shutdown(r.guest, SHUT_RDWR);
     rig_turn(&r);
     assert_true(hear(client, &got));
