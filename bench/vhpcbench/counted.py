@@ -49,15 +49,19 @@ def all_processes() -> dict[int, ProcessTimes]:
 
 def tree_s(processes: Mapping[int, ProcessTimes], roots: Iterable[int]) -> float:
     """CPU seconds of these processes, all their descendants, and those of them that have ended."""
+    tree = descendants(processes, roots)
+    return sum(processes[pid].own_s + processes[pid].children_s for pid in tree)
+
+
+def descendants(processes: Mapping[int, ProcessTimes], roots: Iterable[int]) -> list[int]:
+    """Pids of these processes, as far as they live, and of all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, one in processes.items():
         children.setdefault(one.parent, []).append(pid)
-    total, left = 0.0, [pid for pid in roots if pid in processes]
-    while left:
-        pid = left.pop()
-        total += processes[pid].own_s + processes[pid].children_s
-        left += children.get(pid, [])
-    return total
+    found = [pid for pid in roots if pid in processes]
+    for pid in found:
+        found += children.get(pid, [])
+    return found
 
 
 def memory_mib(pid: int) -> tuple[float, float]:

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VLAB = str(ROOT / "lab" / "vlab")
 EXEC = (sys.executable, "-S", VLAB, "exec")
 """`vlab exec`, started by this Python and without its site packages: in a third of the time."""
+AS_VHPCD = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups")
+"""On the controller: as the user of vhpcd, who has its database."""
 IMAGE = "debian-minimal"
 NODES = ("n1", "n2")
 # Faults of the emulator, as the messages of jobs show them: an emulated CPU has lost a timer interrupt, after
@@ -87,6 +89,13 @@ class Job:
         ids = self.lab.run("ctl", "squeue", "-h", "-o", "%i").out.splitlines()
         return any(re.match(rf"{self.id}(?!\d)", line) for line in ids)
 
+    def leave_queue(self, timeout: float = 300) -> None:
+        """Wait until all of it has ended, and the Epilogs of its nodes too."""
+        until = time.monotonic() + timeout
+        while self.queued():
+            assert time.monotonic() < until, f"job {self.id} has not left the queue after {timeout:.0f} s"
+            time.sleep(0.3)
+
     def accounted(self, fields: str = "State,ExitCode", step: str = "") -> list[str]:
         """A row of sacct for the job or one of its steps (``.batch``, ``.0``), when the row has its end.
 
@@ -106,6 +115,16 @@ class Job:
     def output(self, name: str = "slurm-{id}.out") -> str:
         """A file of the user's home, as text."""
         return self.lab.read(self.user, name.format(id=self.id))
+
+
+def vlab_status() -> dict[str, Any]:
+    """What `vlab status --json` says: paths of the lab, its hosts with their pids, addresses and units.
+
+    Without a lab there are no hosts.
+    """
+    done = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
 
 
 def without_retries(text: str) -> str:

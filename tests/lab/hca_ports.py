@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import VLAB, Lab
+from cluster import Lab, vlab_status
 from fabric_tables import FULL, rows
 
 from hca_tree import HcaTree
@@ -18,8 +16,7 @@ from hca_tree import HcaTree
 
 def hca_tree(node: str) -> HcaTree:
     """What a guest on that node will take for its sysfs; empty."""
-    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-    tree = HcaTree(Path(f"/proc/{json.loads(status.stdout)['hosts'][node]['pid']}/root/hca/sys"))
+    tree = HcaTree(Path(f"/proc/{vlab_status()['hosts'][node]['pid']}/root/hca/sys"))
     tree.clear()
     return tree
 

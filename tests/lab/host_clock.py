@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import struct
 import subprocess
 import tempfile
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import VLAB, Lab
+from cluster import Lab, vlab_status
 
 SOURCE = Path(__file__).with_suffix(".c")
 LIBRARY, STEP, PRELOAD = "/usr/local/lib/host_clock.so", "/etc/host-clock", "/etc/ld.so.preload"
@@ -44,8 +43,7 @@ class HostClock:
         # programs of an earlier test have the file mapped: it stays the same, and as long
         self.step(0)
         self._lab.run(self.host, "sh", "-c", f"echo {LIBRARY} > {PRELOAD}")
-        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=True)
-        for unit in json.loads(status.stdout)["hosts"][self.host]["units"]:
+        for unit in vlab_status()["hosts"][self.host]["units"]:
             self._lab.service(self.host, "restart", unit)
 
     def remove(self) -> None:

@@ -6,7 +6,6 @@ What adapters hold is asked of them by smpquery, along known paths.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import NODES, VLAB, Job, Lab
+from cluster import NODES, VLAB, Job, Lab, vlab_status
 from fabric_tables import ADAPTERS, FULL, LIMITED, NOBODY, by_node, holding, keys_of, tables
 from hca_ports import hca_tree, played
 from injection import WAITING, let_go, one_line, requeued, runs, said, until
@@ -27,8 +26,7 @@ pytestmark = pytest.mark.lab
 def _fabric(lab: Lab) -> Iterator[None]:
     """The lab with a fabric, which it has only for these tests unless somebody wanted it."""
     del lab
-    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-    had = "opensm" in json.loads(status.stdout)["hosts"]["ctl"]["units"]
+    had = "opensm" in vlab_status()["hosts"]["ctl"]["units"]
     subprocess.run([VLAB, "up", "--fabric"], check=True, capture_output=True, timeout=120)
     yield
     if not had:

@@ -12,7 +12,6 @@ import hpc_codes
 import pytest
 from cluster import ROOT, Job, Lab, without_retries
 from hpc_codes import NATIVE
-from injection import until
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -42,7 +41,7 @@ def _run(lab: Lab, script: str, *options: str) -> dict[str, Counter[str]]:
     text = f"#!/bin/sh\n{{\n{script}\n}} 2>&1\n"
     done = lab.run("login", "sbatch", "--parsable", *words, user="alice", stdin=text)
     job = Job(lab, int(done.out), "alice")
-    until(lambda: not job.queued(), f"the end of job {job.id}", 1500)
+    job.leave_queue(1500)
     parts = re.split(r"^== (\S+)\n", without_retries(job.output()), flags=re.M)
     return {name: Counter(text.splitlines()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 

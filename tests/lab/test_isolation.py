@@ -224,7 +224,7 @@ def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
         "n1",
     )
     assert job.output("evil-{id}") == f"{folder}\nn1\n"
-    gone(lab, job)
+    job.leave_queue(120)
     names = lab.run("login", "ls", folder, user="alice").out
     assert names == f"{EVIL} {job.id}\n"
     found = lab.run("n1", "find", "/", "-ignore_readdir_race", "-xdev", "-name", "evil").out
@@ -232,17 +232,12 @@ def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
     lab.run("login", "rm", "-rf", folder, user="alice")
 
 
-def gone(lab: Lab, job: Job) -> None:
-    """Wait until a job's Epilogs are over."""
-    until(lambda: not job.queued(), f"job {job.id} to go")
-
-
 def test_a_console_path_is_written_with_the_users_rights(lab: Lab) -> None:
     for path in ("/etc/vhpc-console", "/home/bob/console", "../bob/console"):
         job = lab.finish("echo ran", f"--vhpc-console={path}", "-w", "n1")
         one_line(job, "^vhpc: --vhpc-console: .*console cannot be written on n1: ")
         assert [line for line in job.output().splitlines() if line not in ours(job.output())] == ["ran"]
-        gone(lab, job)
+        job.leave_queue(120)
     found = lab.run("n1", "ls", "/etc/vhpc-console", "/home/bob/console", check=False)
     assert found.out == ""
 

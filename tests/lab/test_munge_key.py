@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from cluster import VLAB, Lab
+from cluster import Lab, vlab_status
 from injection import WAITING, let_go, runs, said, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
@@ -26,8 +24,7 @@ class Site:
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=True)
-        hosts = set(json.loads(status.stdout)["hosts"])
+        hosts = set(vlab_status()["hosts"])
         self.nodes = sorted(set(lab.nodes))
         self.controllers = sorted(hosts - {"login"} - set(self.nodes))
 

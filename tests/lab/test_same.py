@@ -150,7 +150,7 @@ def test_an_array_gives_each_task_a_guest_and_an_end(lab: Lab) -> None:
     twins = submit(lab, script, "--array=0-5", "-o a%A-%a")
     rows: list[list[str]] = []
     for job in twins:
-        until(lambda job=job: not job.queued(), f"the end of array {job.id}", 600)  # type: ignore[misc]
+        job.leave_queue(600)
         until(lambda job=job: len(ended(lab, job)) == 12 + 6, f"all rows of {job.id}", 60)  # type: ignore[misc]
         rows.append(ended(lab, job))
     assert rows[0] == rows[1]
@@ -222,7 +222,7 @@ def test_both_components_of_a_het_job_have_guests(lab: Lab) -> None:
         "-t4",
         image=None,
     )
-    until(lambda: not job.queued(), f"the end of job {job.id}", 300)
+    job.leave_queue()
     lines = job.output().splitlines()
     guest = lines[0]
     assert guest != lab.run("n1", "uname", "-r").out.strip()

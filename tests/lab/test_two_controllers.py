@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from cluster import ROOT, VLAB, Done, Job, Lab
+from cluster import ROOT, VLAB, Done, Job, Lab, vlab_status
 from injection import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.two_controllers]
@@ -91,12 +91,10 @@ class Pair(Lab):
         self.on(one, "ip", "route", "del", "blackhole", f"{self.address(other)}/32")
 
     def has_fabric(self) -> bool:
-        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
-        return "opensm" in json.loads(status.stdout)["hosts"][DATABASE]["units"]
+        return "opensm" in vlab_status()["hosts"][DATABASE]["units"]
 
     def address(self, host: str) -> str:
-        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
-        return str(json.loads(status.stdout)["hosts"][host]["address"])
+        return str(vlab_status()["hosts"][host]["address"])
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ROOT, VLAB, Done, Job, Lab
+from cluster import ROOT, Done, Job, Lab, vlab_status
 from injection import WAITING, configured, let_go, runs, until
 
 from chromium import CHROMIUM, in_chromium
@@ -154,8 +153,7 @@ def test_the_pages_work_below_a_folder_of_the_server(lab: Lab, job: Job) -> None
 
 def in_network_of(host: str) -> tuple[str, ...]:
     """Runs a command of this machine in the network of a host of the lab."""
-    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-    return ("nsenter", f"--net=/proc/{json.loads(status.stdout)['hosts'][host]['pid']}/ns/net", "--")
+    return ("nsenter", f"--net=/proc/{vlab_status()['hosts'][host]['pid']}/ns/net", "--")
 
 
 def printed(lab: Lab) -> Done:

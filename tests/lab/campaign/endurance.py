@@ -8,7 +8,6 @@ vhpc's package, and records become old enough for vhpc's own rules to remove the
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
@@ -17,18 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster import ROOT, VLAB, Lab
+from cluster import AS_VHPCD, ROOT, Lab, vlab_status
 
 from campaign.background import Background
 from campaign.plan import Plan
 from campaign.record import Record
 from campaign.trends import Sample
+from vhpcbench.counted import all_processes, descendants
 
 SAMPLE_S, PROGRESS_S = 15.0, 60.0
 DAY_JOBS = 100
 YOUNG_MIN = 5
 """Records of jobs that ended in the last minutes stay as young as they are."""
-TICKS = os.sysconf("SC_CLK_TCK")
 OF_CONTROLLER = ("vhpcd", "vhpc-hookd", "slurmctld", "slurmdbd")
 ROTATE = (ROOT / "debian/vhpc-node.logrotate").read_text(encoding="utf-8")
 # sweep() in node/store/joblock.py removes what is older than a day
@@ -49,7 +48,6 @@ with db:
 print(*db.execute("SELECT count(*) FROM lease").fetchone())
 """
 _AWAY = (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
-AS_VHPCD = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
 
 
 class Endurance:
@@ -102,18 +100,19 @@ class Endurance:
         Raises:
             _AWAY: a daemon or a host is not there.
         """
-        done = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-        hosts = json.loads(done.stdout)["hosts"]
+        hosts, processes = vlab_status()["hosts"], all_processes()
         held: dict[tuple[str, str], float] = {}
         cpu_s, pids = {}, {}
         for name, found in _daemons(hosts):
             if all(found):
                 held[name, "MiB"] = sum(map(_memory_mib, found))
-                held[name, "descriptors"] = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in found)  # noqa: PTH208
-                cpu_s[name], pids[name] = sum(map(_cpu_s, found)), found
+                held[name, "descriptors"] = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in found)
+                cpu_s[name], pids[name] = sum(processes[pid].own_s for pid in found), found
         nodes = [int(hosts[node]["pid"]) for node in self.lab.nodes]
         held |= _files(int(hosts["ctl"]["pid"]), nodes)
-        leases = self.lab.run("ctl", *AS_VHPCD, stdin=LEASES, check=False)
+        for name, roots in (("controller", [int(hosts["ctl"]["pid"])]), ("nodes", nodes)):
+            held[name, "processes"] = len(descendants(processes, roots))
+        leases = self.lab.run("ctl", *AS_VHPCD, "python3", "-", stdin=LEASES, check=False)
         if leases.code == 0:
             held["vhpcd's database", "leases"] = float(leases.out)
         at = time.monotonic() - self._began
@@ -135,13 +134,12 @@ def _daemons(hosts: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _files(ctl: int, nodes: list[int]) -> dict[tuple[str, str], float]:
-    """Files and processes, by the pids of the hosts' PID 1."""
+    """Files, by the pids of the hosts' PID 1."""
     roots = [Path(f"/proc/{pid}/root") for pid in nodes]
     top = Path(f"/proc/{ctl}/root")
     of_jobs = ("journal", "outbox", "disks", "images/pins")
     logs = [root / "var/log/vhpc" for root in (top, *roots)]
     kept = [len(_all(root / "var/lib/vhpc" / name)) for root in roots for name in ("timeline", "usage")]
-    parents = _parents()
     return {
         ("vhpcd's database", "KiB"): _kib(top / "var/lib/vhpc/vhpcd"),
         ("Slurm's state", "KiB"): _kib(top / "var/lib/slurm/slurmctld"),
@@ -152,8 +150,6 @@ def _files(ctl: int, nodes: list[int]) -> dict[tuple[str, str], float]:
         ("slurmd's spool", "files"): sum(len(_all(root / "var/lib/slurm/slurmd")) for root in roots),
         ("logs of hooks", "KiB"): sum(map(_kib, logs)),
         ("timelines, usage: most on a node", "kept"): max(kept, default=0),
-        ("controller", "processes"): _descendants(parents, [ctl]),
-        ("nodes", "processes"): _descendants(parents, nodes),
         ("output of vhpcd", "KiB of logs"): _size(top / "var/log/vlab/vhpcd.log") / 1024,
         ("slurmctld.log", "KiB of logs"): _size(top / "var/log/slurm/slurmctld.log") / 1024,
     }
@@ -178,31 +174,3 @@ def _memory_mib(pid: int) -> float:
     """Resident memory; proc(5), statm."""
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process, without its children; proc(5), stat."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def _parents() -> dict[int, int]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                continue  # it has just ended
-            found[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
-    return found
-
-
-def _descendants(parents: dict[int, int], roots: list[int]) -> int:
-    below = set(roots)
-    for _ in range(32):
-        more = {pid for pid, parent in parents.items() if parent in below} - below
-        if not more:
-            break
-        below |= more
-    return len(below)

@@ -18,12 +18,10 @@ UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had sta
 HELD = "held"  # our line: what it was given is still held by the job that was hit
 FINAL = "final"  # it had not begun, Slurm or vhpcd would have requeued it, and it may not be requeued
 UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits for good
-NO_STEPD = (
-    "no-stepd"  # its srun waits for a slurmstepd that is gone, until its time limit: without a guest too
-)
-PEER_KILLED = (
-    "peer-killed"  # its other tasks wait for one that was killed, until its time limit: without guests too
-)
+# its srun waits for a slurmstepd that is gone, until its time limit: without a guest too
+NO_STEPD = "no-stepd"
+# its other tasks wait for one that was killed, until its time limit: without guests too
+PEER_KILLED = "peer-killed"
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
 JOB, NODE, CLUSTER = "job", "node", "cluster"

@@ -35,9 +35,8 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
     if role in ("qemu", "networked-qemu") and "qemu-system" in words[0]:
         if role == "qemu" or '"type":"tap"' in line or " tap," in line:
             found = re.search(r" guest=vhpc-(\d+)-", line)
-    elif (
-        role == "qemu"
-    ):  # of a light lab: the shell that waits for the agent (bench/vhpcbench/light_libvirt.py)
+    elif role == "qemu":
+        # of a light lab: the shell that waits for the agent (bench/vhpcbench/light_libvirt.py)
         found = re.search(r"^/bin/sh .* light-guest=vhpc-(\d+)-", line)
     elif role == "stepd":
         found = re.match(r"slurmstepd: \[(\d+)\.(?!extern)", line)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster import VLAB, Lab
+from cluster import AS_VHPCD, VLAB, Lab
 
 from campaign.background import Background
 from campaign.faults import FAULTS, JOB
@@ -25,7 +25,6 @@ TARGET_WAIT_S = 40.0
 SERVICE_TRIES = 5
 HANDS = 3
 """So many faults wait for processes of jobs at once on a light lab, where jobs are short."""
-LOCK = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups", "python3", "-")
 LOCK_SCRIPT = """
 import sqlite3, sys, time
 db = sqlite3.connect("/var/lib/vhpc/vhpcd/leases.sqlite", timeout=60, isolation_level=None)
@@ -189,7 +188,7 @@ class Injector:
 
         def undo() -> None:
             if fault.act == "lock":
-                self.lab.run(host, *LOCK, str(planned.hold_s), stdin=LOCK_SCRIPT)
+                self.lab.run(host, *AS_VHPCD, "python3", "-", str(planned.hold_s), stdin=LOCK_SCRIPT)
             elif fault.act == "cut":
                 self.lab.run(host, "ip", "link", "set", "eth0", "up")
             else:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
-from cluster import IMAGE, VLAB
+from cluster import IMAGE, vlab_status
 
 
 def is_light() -> bool:
     """Whether the lab that is up has no libvirtd on its nodes; False without a lab."""
-    done = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-    hosts = json.loads(done.stdout)["hosts"]
+    hosts = vlab_status()["hosts"]
     return "n1" in hosts and "libvirtd" not in hosts["n1"]["units"]
 
 
