@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that Slurm knows nothing of: its hooks are called on a node with what Slurm would tell them."""
+"""A job without Slurm: its hooks are called on a node with what Slurm would tell them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,21 @@ class ByHand:
     """Such a job; ``lease`` are the words of killed_prolog.py's open.
 
     ``run`` runs a command on the node, and ``control`` on a host of slurmctld.
+    vhpcd ends the lease within a minute unless Slurm has a running job ``job_id``.
     """
 
     ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
 
     def __init__(
-        self, run: Callable[..., Said], control: Callable[..., Said], node: str, image: str, *lease: str
+        self,
+        run: Callable[..., Said],
+        control: Callable[..., Said],
+        node: str,
+        image: str,
+        *lease: str,
+        job_id: int | None = None,
     ) -> None:
-        self.run, self.control, self.id = run, control, next(self.ids)
+        self.run, self.control, self.id = run, control, job_id or next(self.ids)
         self.env = (
             "env",
             "-i",

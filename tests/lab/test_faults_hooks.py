@@ -23,16 +23,17 @@ def by_hand(lab: Lab) -> Iterator[list[LabJob]]:
     made: list[LabJob] = []
     yield made
     for job in made:
-        job.drive("end")
+        job.end()
     names = {job.generation for job in made}
     left = [lease for lease in lab.leases() if lease.split()[0] in names]
     assert left == [], "a node that holds nothing has said so"
 
 
-def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool) -> Iterator[LabJob]:
+def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool, known: bool = True) -> Iterator[LabJob]:
     """A Prolog killed at its first write, one at its second, and so on until one lives."""
     for number in itertools.count(1):
-        job = LabJob(lab, disk_mib=64)
+        # vhpcd may end a lease while the guest boots; the first Prologs are killed before that
+        job = LabJob(lab, disk_mib=64, known=known and number > 9)
         made.append(job)
         code = job.drive(str(number), *(["torn"] if torn else []), check=False).code
         if code == 0:
@@ -42,6 +43,7 @@ def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool) -> Iterator[
             return
         assert code == KILLED
         yield job
+        job.end()
 
 
 @pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -101,7 +103,7 @@ def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> Non
 
 @pytest.mark.slow
 def test_the_health_check_clears_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
-    for job in killed_at_every_write(lab, by_hand, torn=True):
+    for job in killed_at_every_write(lab, by_hand, torn=True, known=False):
         job.hook("healthcheck")
         state = lab.run("n1", "ls", f"/var/lib/vhpc/journal/{job.generation}.jsonl", check=False)
         assert state.code == 0, "while the controller has the generation, it is left alone"

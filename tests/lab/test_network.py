@@ -351,7 +351,7 @@ def test_an_epilog_killed_at_its_network_leaves_nothing(lab: Lab) -> None:
     """The next Epilog, or reconciliation, goes on where the killed one was."""
     held = 0
     for delay, rest in (("0.4", "epilog"), ("0.8", "reconcile"), ("1.6", "epilog")):
-        job = LabJob(lab, network="job")
+        job = LabJob(lab, network="job", known=True)
         try:
             job.drive("1000000")  # a Prolog that nothing kills
             assert len([line for line in traces(lab) if line.startswith("n1")]) == 7
@@ -366,5 +366,5 @@ def test_an_epilog_killed_at_its_network_leaves_nothing(lab: Lab) -> None:
             assert traces(lab) == []
             job.clean()
         finally:
-            job.drive("end")
+            job.end()
     assert held, "no Epilog was killed while there was a network"
