@@ -236,7 +236,10 @@ class Lab:
             time.sleep(0.3)
 
     def all_idle(self, timeout: float = 60) -> None:
-        """Wait until all nodes respond; then each is idle: not drained, not down."""
+        """Wait until all nodes respond; then each is idle: not drained, not down.
+
+        A node that is drained or down is resumed, so that it fails this test and no other.
+        """
         until = time.monotonic() + timeout
         while True:
             states = self.run("ctl", "scontrol", "-o", "show", "node", ",".join(self.nodes)).out
@@ -244,7 +247,11 @@ class Lab:
                 break
             time.sleep(1)  # a node that was just resumed is asked for an answer first
         idle = re.findall(r" State=(\S+)", states.replace("+PLANNED", ""))
-        assert idle == ["IDLE"] * len(self.nodes), states
+        if idle != ["IDLE"] * len(self.nodes):
+            logs = [self.run(node, "tail", "-n60", "/var/log/slurm/slurmd.log").out for node in self.nodes]
+            for node in self.nodes:
+                self.run("ctl", "scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+            raise AssertionError("\n".join(["nodes are not idle:", states, *logs]))
 
     def leaks(self) -> list[str]:
         """What is left on the nodes, found without any code of ours."""
