@@ -32,7 +32,7 @@ from vhpc_slurm.model import (
     Segment,
     guest_hostname,
 )
-from vhpc_slurm.node.network import plan, segment, tools
+from vhpc_slurm.node.network import firewall, plan, segment, tools
 from vhpc_slurm.node.network.plan import addresses, mac
 
 CLONE_NEWNET = 0x40000000
@@ -291,6 +291,8 @@ def second_node(cluster: Cluster) -> Iterator[Host]:
 def _clear(host: Host) -> None:
     with inside(host.namespace):
         segment.remove([name for name, _ in segment.found()])
+        for generation in firewall.tables():  # the copies are not flushed
+            firewall.remove(generation)
         tools.run("nft", "flush", "ruleset")
 
 

@@ -52,7 +52,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import tunnel_keys
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import TunnelKeyPairs
-from vhpc_slurm.node.network import probe, segment, tools
+from vhpc_slurm.node.network import firewall, probe, segment, tools
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import segments
@@ -335,15 +335,17 @@ def test_a_lost_firewall_is_made_again_from_the_journal(n1: Host, tmp_path: Path
     with closing(Journal(layout.journals, lease.generation)) as journal:
         journal.acquire("network", f"network:{VNI}", **segment.entry(found, (INNER[1],)))
         create(n1, pairs)
-        before = n1.run("nft", "list", "ruleset")
-        assert f"vhpcw{VNI}" in before
+        with inside(n1.namespace):
+            firewall.hold(lease.generation, found, (INNER[1],))
+        before = sorted(n1.run("nft", "list", "ruleset").splitlines())
+        assert any(f"vhpcw{VNI}" in line for line in before)
         n1.run("nft", "flush", "ruleset")
         with inside(n1.namespace):
             (lost,) = segments.audit(layout)
             assert lost.kind is Kind.FIREWALL
             lost.repair()
             assert list(segments.audit(layout)) == []
-        assert n1.run("nft", "list", "ruleset") == before
+        assert sorted(n1.run("nft", "list", "ruleset").splitlines()) == before
         assert not any(
             key in path.read_text() for path in layout.journals.iterdir() for key in pairs.private_keys
         )

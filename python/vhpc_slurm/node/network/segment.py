@@ -264,12 +264,15 @@ def _forwarding_removal(
 ) -> Iterator[Command]:
     """Each guest has an entry in the bridge (``master``), and one in the VXLAN device (``dst``).
 
-    With flooding, the VXLAN device has an entry for each node, too.
+    With flooding, the VXLAN device has an entry for each node, too.  A bridge that knows VLANs
+    shows an entry once more for each VLAN, and removes all of these at once.
     """
+    found: set[Command] = set()
     for one in tools.query("bridge", "fdb", "show", "dev", segment.vxlan):
         if one["mac"] in macs or one.get("dst") in nodes:
             where = ("self", "dst", str(one["dst"])) if "dst" in one else ("master",)
-            yield ("fdb", "del", str(one["mac"]), "dev", segment.vxlan, *where)
+            found.add(("fdb", "del", str(one["mac"]), "dev", segment.vxlan, *where))
+    yield from sorted(found)
 
 
 def _resolution_removal(segment: NodeSegment, macs: Collection[str]) -> Iterator[Command]:
