@@ -224,9 +224,9 @@ class Lab:
         assert state is not None
         return state[1], reason[1] if reason else ""
 
-    def resume(self, node: str) -> None:
-        """Put a drained node back to work."""
-        self.run("ctl", "scontrol", "update", f"NodeName={node}", "State=RESUME")
+    def resume(self, node: str, check: bool = True) -> None:
+        """Put a drained node back to work; Slurm refuses it for one that is not drained."""
+        self.run("ctl", "scontrol", "update", f"NodeName={node}", "State=RESUME", check=check)
 
     def quiet(self, timeout: float = 180) -> None:
         """Wait until no job is left in the queue, completing ones included."""
@@ -250,7 +250,7 @@ class Lab:
         if idle != ["IDLE"] * len(self.nodes):
             logs = [self.run(node, "tail", "-n60", "/var/log/slurm/slurmd.log").out for node in self.nodes]
             for node in self.nodes:
-                self.run("ctl", "scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+                self.resume(node, check=False)
             raise AssertionError("\n".join(["nodes are not idle:", states, *logs]))
 
     def leaks(self) -> list[str]:
