@@ -49,7 +49,8 @@ class Fault:
     ``kind`` is an HTTP status, or one of: cut (the connection, before anything
     is done), cut-after (when it is done), accept (200, and nothing is done), half
     (200, and only half of the ports), slow (the answer comes byte by byte), html
-    (a login page).  With ``pkey`` it is only for requests about that key.
+    (a login page), late (it arrives when ``FakeUfm.arrives`` is set).  With ``pkey``
+    it is only for requests about that key.
     """
 
     method: str
@@ -72,6 +73,13 @@ class FakeUfm:
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, str]] = []
         self.token = TOKEN
+        self.second_token = TOKEN
+        """Another user's, which is accepted too."""
+        self.writers: list[str] = []
+        """The tokens of all changes, in their order."""
+        self.on_the_way = 0
+        """Requests that are late and have not arrived."""
+        self.arrives = threading.Event()
         self.reaches_fabric = True
         self.settings = {
             "subnet_prefix": "0xfe80000000000000",
@@ -229,10 +237,17 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         prefix, _, path = self.path.partition("/ufmRestV3")
-        if prefix or self.headers.get("Authorization") != f"Basic {ufm.token}":
+        token = (self.headers.get("Authorization") or "").removeprefix("Basic ")
+        if prefix or token not in (ufm.token, ufm.second_token):
             self._say(401, b'{"error": "invalid token"}')
             return
+        if self.command != "GET":
+            ufm.writers.append(token)
         kind = ufm.fault(self.command, path, body)
+        if kind == "late":
+            ufm.on_the_way += 1
+            ufm.arrives.wait(60)
+            ufm.on_the_way -= 1
         if isinstance(kind, int):
             self._say(kind, b'{"error": "injected"}', location="https://elsewhere.invalid/")
         elif kind == "accept":
