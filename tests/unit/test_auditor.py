@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 from backend_site import Site
 from controller_lab import Munged, wait_for
-from fabric_lab import DEFAULT, GUIDS, SM_GUID, SimulatedFabric, holding, sets
+from fabric_lab import (
+    DEFAULT,
+    GUIDS,
+    SM_GUID,
+    SimulatedFabric,
+    crowding,
+    holding,
+    sets,
+    simulated_fabric,
+)
 from opensm_disturbances import KINDS, folder, link_to_nothing, named_socket, pipe
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
@@ -151,6 +160,29 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     while site.service.audit.run():  # a packet that OpenSM loses on a busy machine is seen by the next audit
         assert time.monotonic() < until, sets(fabric)
     assert sets(fabric) == holding((0x1000, 1))
+
+
+@pytest.mark.parametrize("guid", [STRANGER, GUIDS[0]], ids=["without a job", "of a job"])
+def test_the_table_of_a_port_that_had_many_keys_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guid: int
+) -> None:
+    """OpenSM remembers the place of each key that a port has had, and puts new ones behind them."""
+    monkeypatch.chdir(tmp_path)
+    with simulated_fabric(tmp_path) as fabric:
+        fabric.replace(partitions.render((partitions.DEFAULT, *crowding(guid, 40)), 0, ""))
+        fabric.sweep()
+        fabric.replace(DEFAULT)
+        fabric.sweep()
+        reader = FabricReader(environment=fabric.environment)
+        try:
+            site = Site(fabric, reader, tmp_path / "db")
+            site.open(1, "n1")
+            for entries in ((0xFFFF,), (), (0x7FFF, 0x9000, 0xFFFF)):
+                fabric.write_table(guid, *entries)
+                site.service.audit.run()
+                assert sets(fabric) == holding((0x1000, 1))
+        finally:
+            reader.close()
 
 
 def test_a_vhpcd_killed_in_a_table_repair_knows_its_file(

@@ -7,7 +7,12 @@ was changed with a management packet, no SIGHUP brings it back).  A key that is
 added and taken away again changes what OpenSM wants in a block, so it sends the
 whole block twice, the second time as it should be.
 
-New keys go into the first free places, so a higher block needs more of them.
+OpenSM also remembers the place of each key that a port has had, as long as it runs,
+and puts a new one behind all of them, or into the first free place if the table ends
+there. So the place of an extra key is not known. For the first block it has the flag
+``indx0``, which puts it into the first place. A higher block needs as many extra keys
+as do not fit into those below it.
+
 The extra keys are unused keys of the pool. Ports become limited members, so two
 ports with the same extra key cannot communicate through it.
 """
@@ -43,11 +48,12 @@ def extra_partitions(
         return ()
     used = [expected.entries(port.guid) for port in ports]
     rooms = [port.room for port in ports] + [one.enforced for one in scan.switches if one.enforced]
-    count = max(1, KEYS_A_BLOCK * block - min(used) + 1)
+    count = KEYS_A_BLOCK * block - min(used) + 1 if block else 1
     if count > min(rooms) - max(used) - SPARE:
         return ()
     members = tuple((f"{port.guid:#018x}", False) for port in ports)
-    found = tuple(IbPartition(f"{NAME}{pkey:04x}", pkey, members) for pkey in islice(free, count))
+    flags = () if block else ("indx0",)
+    found = tuple(IbPartition(f"{NAME}{pkey:04x}", pkey, members, flags) for pkey in islice(free, count))
     return found if len(found) == count else ()
 
 
