@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,9 +155,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     site.open(1, "n1")
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
-    until = time.monotonic() + 60
-    while site.service.audit.run():  # a packet that OpenSM loses on a busy machine is seen by the next audit
-        assert time.monotonic() < until, sets(fabric)
+    site.service.audit.run()
     assert sets(fabric) == holding((0x1000, 1))
 
 
