@@ -73,8 +73,8 @@ class FakeUfm:
         self.faults: list[Fault] = []
         self.asked: list[tuple[str, str]] = []
         self.token = TOKEN
-        self.second_token = TOKEN
-        """Another user's, which is accepted too."""
+        self.second_token: str | None = None
+        """Another one that is accepted."""
         self.writers: list[str] = []
         """The tokens of all changes, in their order."""
         self.on_the_way = 0
