@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 
 from cluster import Lab
@@ -101,11 +102,14 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
     verdicts = []
     for job in record.submitted:
         for key in job.keys:
-            end = _end(job, key, campaign, outputs, rows)
-            held = HOLDER.search(end.output)
-            holder = campaign.watch.of_job(int(held[1])) if held else None
-            touched = touches(end, job, record.injected, reused, holder)
-            verdicts.append(judge(end, touched, reused))
+            try:
+                end = _end(job, key, campaign, outputs, rows)
+                held = HOLDER.search(end.output)
+                holder = campaign.watch.of_job(int(held[1])) if held else None
+                touched = touches(end, job, record.injected, reused, holder)
+                verdicts.append(judge(end, touched, reused))
+            except Exception:  # one job must not cost the report of all
+                record.broken.append(f"{key[0]}.{key[1]} was not judged:\n{traceback.format_exc()}")
     drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
     states = {node: lab.node_state(node)[0] for node in lab.nodes}
     harm, grown = harm_done(campaign, verdicts), [row for row in trends(record.samples) if row.bad]

@@ -144,7 +144,8 @@ def touches(
             if reach == CLUSTER and spans:
                 spans = [(job.at, spans[-1][1])]
             hit = any(since - 2 <= fault.end + GRACE_S and until + 2 >= fault.begin for since, until in spans)
-            if ID_REUSED in fault.fault.ends and end.track.ids & reused and fault.begin < spans[0][0]:
+            before = not spans or fault.begin < spans[0][0]  # without spans it never ran
+            if ID_REUSED in fault.fault.ends and end.track.ids & reused and before:
                 hit = True
         if hit:
             found.append(fault)
