@@ -40,6 +40,7 @@ class Site:
         last: int = 0x1003,
         store: type[SqliteStore] = SqliteStore,
         opensm: type[Opensm] = Opensm,
+        fresh_s: float = 0.0,
         **other: Any,
     ) -> None:
         self.now = 0.0
@@ -47,7 +48,7 @@ class Site:
         self.backend = OpensmFile(
             KeyPolicy(KeyPool(0x1000, last), owner),
             opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
-            Readback(reader, timeout_s),
+            Readback(reader, timeout_s, fresh_s),
             self.store.keys.knows,
             site=site,
         )

@@ -218,8 +218,16 @@ class SimulatedFabric:
 
     def silence(self, adapter: str, *, silent: bool = True) -> None:
         """Have an adapter (``H1``) lose all packets, or none any more."""
+        self._simulate(f'Error "{adapter}" {100 * silent}')
+
+    def swap_cables(self) -> None:
+        """Exchange the switch's ports of the adapters H1 and H2."""
+        for one in ('Unlink "H1"', 'Unlink "H2"', 'Link "H1"[1] "L0"[2]', 'Link "H2"[1] "L0"[1]'):
+            self._simulate(one)
+
+    def _simulate(self, command: str) -> None:
         assert self._simulator.stdin is not None
-        self._simulator.stdin.write(f'Error "{adapter}" {100 * silent}\n'.encode())
+        self._simulator.stdin.write(command.encode() + b"\n")
         self._simulator.stdin.flush()
 
     def tables(self, *only: int) -> dict[int, tuple[int, ...]]:

@@ -37,15 +37,17 @@ class Proof:
 
     Attributes:
         epoch: of the snapshot that the fabric was compared with.
-        scanned: ports of the fabric whose tables were read.
+        scanned: ports of the fabric whose tables were read after the change.
         seen: ports of the generation among them; each had exactly its keys.
         absent: ports of the generation that the fabric does not show (yet).
+        earlier: further ports of the fabric, whose tables were last read before the change.
     """
 
     epoch: int
     scanned: int = 0
     seen: int = 0
     absent: int = 0
+    earlier: int = 0
 
 
 ProofResults = dict[Generation, Proof | FabricError]

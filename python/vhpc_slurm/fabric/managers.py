@@ -8,7 +8,7 @@ alive, and may later open the fabric with the old file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ from vhpc_slurm.fabric.opensm import (
     sweep,
 )
 from vhpc_slurm.fabric.plainfile import NotPlainError
-from vhpc_slurm.fabric.smp import FabricReader, Scan
+from vhpc_slurm.fabric.smp import FabricReader, Port, Scan
 
 MAX_SAID = 1000
 """The most lines of a log in one answer of a remote host."""
@@ -145,6 +145,10 @@ class SeveralReaders:
             tuple(route for scan in scans for route in scan.silent_at),
             tuple(err.line() for err in refused),
         )
+
+    def ports(self, guids: Collection[int], timeout_s: float) -> tuple[Port, ...]:
+        """Read the tables of some ports; FabricError when a subnet cannot be read."""
+        return tuple(port for reader in self._readers for port in reader.ports(guids, timeout_s))
 
     def close(self) -> None:
         """End all of them."""

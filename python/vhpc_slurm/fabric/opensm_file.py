@@ -15,7 +15,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, rewrite
 from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
-from vhpc_slurm.fabric.keys import KeySnapshot
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_logs import OpensmLogs
 from vhpc_slurm.fabric.partitions import IbPartition
@@ -29,6 +29,10 @@ SLACK = 1 << 20
 """Bytes that a file may have beyond twice what vhpcd would write; a longer one is not parsed."""
 MAX_BLOCKS = 4
 """Blocks of a port's table that can be written again: 128 keys, the size of adapters' tables."""
+
+
+NEW = (KeyState.RESERVED, KeyState.APPLIED)
+"""Of assignments whose ports are proven after the next sweep."""
 
 
 class OpensmFile(ByPolicy):
@@ -213,7 +217,8 @@ class OpensmFile(ByPolicy):
             self._opensm.replace(data)
         before, self._last = self._last, meant
         self._wrote = (data, meant)
-        self._readback.look_ahead()
+        coming = [one for one in snapshot.carried() if one.state in NEW]
+        self._readback.look_ahead(() if repairing else coming)
         try:
             if repairing:
                 away = self._opensm.repair(data)

@@ -4,12 +4,17 @@
 A port in a partition must have exactly its keys; every other port must have the
 default key only, as a limited member. The port of the master subnet manager, and only
 it, must be a full member of the default partition.
+
+Whether a generation's ports have their keys is proven by their own tables, read now, and
+those of all other ports, which may have been read some seconds ago: OpenSM gives a key to
+the ports in its file only, and an audit of all ports follows each change. Whether a key is
+gone is proven by all tables.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -38,6 +43,9 @@ class Reader(Protocol):
 
     def scan(self, timeout_s: float) -> Scan:
         """Read everything once; FabricError when it cannot be read."""
+
+    def ports(self, guids: Collection[int], timeout_s: float) -> tuple[Port, ...]:
+        """Read the tables of some ports, without those that are not where they were at the last scan."""
 
 
 class Expected:
@@ -104,13 +112,21 @@ def _unlike(port: Port, expected: Set[int]) -> str:
 class Readback:
     """Reads the fabric until a proof succeeds or a deadline passes."""
 
-    def __init__(self, reader: Reader, timeout_s: float) -> None:
+    def __init__(self, reader: Reader, timeout_s: float, fresh_s: float = 0.0) -> None:
+        """``fresh_s`` is how long tables that were read prove that ports do not have a new key."""
         self._reader = reader
         self._timeout_s = timeout_s
+        self._fresh_s = fresh_s
+        self._last: Scan | None = None
+        self._last_at = float("-inf")
 
-    def look_ahead(self) -> None:
-        """The fabric is being changed and will be read: find its ports meanwhile."""
-        self._reader.look_ahead()
+    def look_ahead(self, coming: Iterable[KeyAssignment] = ()) -> None:
+        """The fabric is being changed and will be read: find its ports meanwhile.
+
+        ``coming`` are the assignments that will be proven first; none: all ports will be read.
+        """
+        if self._known(_ports_of(coming)) is None:
+            self._reader.look_ahead()
 
     def carried(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
@@ -121,8 +137,9 @@ class Readback:
             FabricError: the fabric cannot be read.
         """
         expected = Expected(partitions)
+        assignments = tuple(assignments)
 
-        def prove(scan: Scan) -> _Judge:
+        def prove(scan: Scan, earlier: int) -> _Judge:
             wrong = expected.differences(scan)
             guids = frozenset(port.guid for port in scan.ports)
 
@@ -132,11 +149,13 @@ class Readback:
                     return found
                 mine = list(assignment.port_guids())
                 seen = sum(guid in guids for guid in mine)
-                return Proof(snapshot.epoch, len(scan.ports), seen, len(mine) - seen)
+                now = len(scan.ports) - earlier
+                return Proof(snapshot.epoch, now, seen, len(mine) - seen, earlier)
 
             return judge
 
-        return self._until(assignments, prove, "the fabric does not carry key {:#06x} of {}")
+        what = "the fabric does not carry key {:#06x} of {}"
+        return self._until(assignments, prove, what, _ports_of(assignments))
 
     def gone(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
@@ -150,7 +169,7 @@ class Readback:
         """
         expected = Expected(partitions)
 
-        def prove(scan: Scan) -> _Judge:
+        def prove(scan: Scan, _earlier: int) -> _Judge:
             wrong = expected.differences(scan)
             carriers: dict[int, set[int]] = {}
             for port in scan.ports:
@@ -174,7 +193,36 @@ class Readback:
 
     def scan(self) -> Scan:
         """Read everything once; FabricError when it cannot be read."""
-        return self._reader.scan(self._timeout_s)
+        return self._scan(self._timeout_s)
+
+    def _scan(self, timeout_s: float) -> Scan:
+        self._last = None
+        began = time.monotonic()
+        scan = self._reader.scan(timeout_s)
+        if not scan.silent and not scan.unread:
+            self._last, self._last_at = scan, began
+        return scan
+
+    def _known(self, guids: Set[int]) -> Scan | None:
+        """The last scan, if it is young enough and has these ports; None: all has to be read."""
+        last = self._last
+        if last is None or not guids or time.monotonic() - self._last_at > self._fresh_s:
+            return None
+        return last if guids <= {port.guid for port in last.ports} else None
+
+    def _with_ports(self, guids: Set[int], timeout_s: float) -> Scan | None:
+        """The last scan with the tables of these ports as they are now; None: all has to be read."""
+        last = self._known(guids)
+        if last is None:
+            return None
+        try:
+            now = {port.guid: port for port in self._reader.ports(guids, timeout_s)}
+        except FabricError:
+            return None
+        if now.keys() != guids:
+            return None
+        self._last = replace(last, ports=tuple(now.get(port.guid, port) for port in last.ports))
+        return self._last
 
     def findings(
         self, partitions: Iterable[IbPartition], only: Set[int] | None = None
@@ -199,9 +247,17 @@ class Readback:
         return [one.finding for one in Expected(partitions).differences(scan)]
 
     def _until(
-        self, assignments: Iterable[KeyAssignment], prove: Callable[[Scan], _Judge], what: str
+        self,
+        assignments: Iterable[KeyAssignment],
+        prove: Callable[[Scan, int], _Judge],
+        what: str,
+        first: Set[int] = frozenset(),
     ) -> ProofResults:
-        """Read until all is proven or the deadline passes; each assignment gets a proof or the reason."""
+        """Read until all is proven or the deadline passes; each assignment gets a proof or the reason.
+
+        ``first`` are the ports whose tables may suffice. ``prove`` also gets the number of ports whose
+        tables are older.
+        """
         outcomes: ProofResults = {}
         left = list(assignments)
         deadline = time.monotonic() + self._timeout_s
@@ -210,10 +266,13 @@ class Readback:
                 outcomes[assignment.generation] = keys.foreign_assignment(assignment)
                 left.remove(assignment)
         while left:
-            scan = self._reader.scan(max(SCAN_S, deadline - time.monotonic()))
+            left_s = max(SCAN_S, deadline - time.monotonic())
+            some = self._with_ports(first, left_s)
+            scan = some or self._scan(left_s)
             if scan.unread:
                 raise FabricError("a part of the fabric cannot be read", scan.unread[0])
-            judge = prove(scan)
+            judge = prove(scan, len(scan.ports) - len(first) if some else 0)
+            first = frozenset()
             over = time.monotonic() >= deadline
             for assignment in tuple(left):
                 found = judge(assignment)
@@ -229,6 +288,10 @@ class Readback:
             if left:
                 time.sleep(POLL_S)
         return outcomes
+
+
+def _ports_of(assignments: Iterable[KeyAssignment]) -> Set[int]:
+    return frozenset(guid for one in assignments for guid in one.port_guids())
 
 
 def _unproven(what: str, found: list[FabricFinding]) -> FabricError:

@@ -27,6 +27,8 @@ from vhpc_slurm.fabric.ufm_rest import UfmRest
 
 SMALLEST_NETWORK = 30
 """The longest prefix that leaves room for two addresses."""
+FRESH = 2
+"""For so many audit intervals tables that were read prove that ports do not have a new job's key."""
 
 
 def backend(
@@ -57,7 +59,7 @@ def backend(
         site,
         ipoib_network(fabric),
     )
-    readback = Readback(reader(fabric), fabric.apply_timeout_s)
+    readback = Readback(reader(fabric), fabric.apply_timeout_s, FRESH * fabric.audit_interval_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
     if fabric.backend == "ufm-rest":

@@ -11,7 +11,8 @@ JSON; ``FabricReader`` is the parent's side.  The user needs access
 to ``/dev/infiniband/umadN``.
 
 A scan has two parts: it finds the ports, then it reads the table of each. The first
-part may run while the subnet manager sweeps, the second only after the sweep.
+part may run while the subnet manager sweeps, the second only after the sweep. The routes
+of the last scan are kept, so that the tables of a few ports can be read alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,9 +115,20 @@ class FabricReader:
             FabricError: there is no valid answer in time.
         """
         looked, self._looked = self._looked, float("-inf")
-        ask = TABLES if time.monotonic() - looked < AHEAD_S else SCAN
+        return self._ask(TABLES if time.monotonic() - looked < AHEAD_S else SCAN, timeout_s)
+
+    def ports(self, guids: Collection[int], timeout_s: float) -> tuple[Port, ...]:
+        """Read the tables of some ports, without those that are not where the last scan found them.
+
+        Raises:
+            FabricError: there is no valid answer in time.
+        """
+        words = " ".join(f"{guid:x}" for guid in sorted(guids))
+        return self._ask(PORTS + b" " + words.encode(), timeout_s).ports
+
+    def _ask(self, line: bytes, timeout_s: float) -> Scan:
         try:
-            found: _Answer = msgspec.json.decode(self._child.ask(ask, timeout_s), type=_Answer)
+            found: _Answer = msgspec.json.decode(self._child.ask(line, timeout_s), type=_Answer)
         except (OSError, EOFError, *UNDECODABLE) as err:
             self.close()
             raise FabricError(
@@ -134,8 +146,9 @@ class FabricReader:
         self._child.close()
 
 
-SCAN, LOOK, TABLES = b"scan", b"look", b"tables"
-"""Requests to the child: read all; find the ports (no answer); read the tables of the found ports."""
+SCAN, LOOK, TABLES, PORTS = b"scan", b"look", b"tables", b"ports"
+"""Requests to the child: read all; find the ports (no answer); read the tables of the found ports;
+read the tables of the ports whose GUIDs follow, in hexadecimal."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -283,6 +296,17 @@ def _read(mad: SmpPort, found: _Found) -> Scan:
     return Scan(tuple(ports), len(silent), tuple(found.switches.values()), where)
 
 
+def _still_there(mad: SmpPort, known: _Found, guids: list[int]) -> _Found:
+    """Those of some ports that are at the ends of their known routes."""
+    found = _Found()
+    for guid in guids:
+        if guid in known.ports:
+            node = mad.get(known.ports[guid][0], NODE_INFO)
+            if node is not None and struct.unpack_from(">20xQ", node) == (guid,):
+                found.ports[guid] = known.ports[guid]
+    return found
+
+
 def _port(guid: int, path: tuple[int, ...], info: bytes, room: int) -> Port:
     lid, master = struct.unpack_from(">16xHH", info)
     return Port(guid, not path, info[32] & 0x0F == PORT_ACTIVE, (), lid != 0 and lid == master, room)
@@ -315,17 +339,21 @@ def main(arguments: list[str]) -> int:
     device, port = arguments[0], int(arguments[1])
     mad: SmpPort | None = None
     found: _Found | None = None
+    known = _Found()
     for line in sys.stdin.buffer:
-        told = line.strip()
+        told, *guids = line.split()
         try:
             mad = mad or SmpPort(device, port)
-            if told != TABLES or found is None:
-                found = _look(mad)
-            if told == LOOK:
-                continue
-            answer = _Answer(scan=_read(mad, found))
-            if answer.scan is not None and not answer.scan.ports:
-                answer = _Answer(error="the local port does not answer")
+            if told == PORTS:
+                answer = _Answer(_read(mad, _still_there(mad, known, [int(guid, 16) for guid in guids])))
+            else:
+                if told != TABLES or found is None:
+                    known = found = _look(mad)
+                if told == LOOK:
+                    continue
+                answer = _Answer(_read(mad, found))
+                if answer.scan is not None and not answer.scan.ports:
+                    answer = _Answer(error="the local port does not answer")
         except OSError as err:
             answer = _Answer(error=str(err))
         found = None
