@@ -190,7 +190,8 @@ def _life(vhpcd: Vhpcd, daemon: Munged, job: int, size: int) -> dict[str, Asked]
         lambda node: wire.ReportTimeline(timeline=_timeline(own, node), report=_report(own, node)), wire.Done
     )
     found["look in Epilog"] = every.send(
-        lambda node: wire.GetLease(job_id=job, restart=None, node=node, wait_s=0.0), wire.LeaseAnswer
+        lambda node: wire.GetLease(job_id=job, restart=None, node=node, wait_s=0.0, brief=True),
+        wire.LeaseAnswer,
     )
     found["ended"] = _alone(vhpcd, daemon, lambda: vhpcd.client.ending(job, 0))
     found["report usage"] = every.send(lambda node: _usage(own, node), usage_messages.UsageKept)

@@ -61,6 +61,19 @@ def vhpcd(stopped: Vhpcd) -> Vhpcd:
     return stopped.start()
 
 
+def test_a_look_at_a_lease_has_as_many_bytes_for_any_number_of_nodes(vhpcd: Vhpcd) -> None:
+    sizes = []
+    for job, count in ((1, 2), (2, 2000)):
+        names = [f"node{number}" for number in range(count - 1)]
+        vhpcd.client.open_generation(request(job), allocation(*names, "n1"))
+        for brief in (True, False):
+            look = wire.GetLease(job_id=job, restart=0, node="n1", wait_s=0, brief=brief)
+            answer = vhpcd.tell(wire.wrap("request", f"{len(sizes):032x}", look))
+            sizes.append(len(msgspec.json.encode(answer)))
+    assert sizes[2] == sizes[0]
+    assert sizes[3] > sizes[1] + 2000 * len("node1")
+
+
 # --- the life of a job ---------------------------------------------------------------
 
 
@@ -76,6 +89,9 @@ def test_the_life_of_a_job(vhpcd: Vhpcd) -> None:
         assert client.lease(42, 0, node, 5.0) == lease
     client.ending(42, 0)
     assert client.lease(42, 0, "n1", 0).state is LeaseState.ENDING
+    look = client.look(42, 0, "n1")
+    assert (look.generation, look.state, look.request) == (lease.generation, LeaseState.ENDING, request())
+    assert (look.image, look.allocation.node_names) == (lease.image, ())
     line = Timeline(lease.generation, "n1", (Stage("plan", 1.0, 2.0, "é"),))
     for node, timeline in (("n1", line), ("n2", None)):
         client.acknowledge(Ack(lease.generation, node, timeline=timeline))

@@ -82,27 +82,37 @@ class ControllerClient(Exchange):
         """Report that a component of a heterogeneous job has no guests."""
         self._ask(wire.WithoutGuests(leader=leader, offset=offset), wire.Done)
 
-    def lease(
-        self, job_id: int, restart: int | None, node: str, wait_s: float, stage: tuple[str, float] = ("", 0.0)
-    ) -> Lease:
+    def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
         """The lease of a job.
 
         With ``wait_s`` > 0 this node *takes* it: READY or REFUSED, waiting up
         to ``wait_s`` seconds for that, and from then on the lease is released
         only after this node's acknowledgement.  With 0 it only looks: the
-        newest lease (of that restart), in whatever state.  ``stage`` is what this node
-        does for the job, and for how many seconds.
+        newest lease (of that restart), in whatever state.
 
         Raises:
             FabricError: also when there is no lease by then, when it is over, or
                 when the job has no part on this node.
         """
-        name, for_s = stage
-        body = wire.GetLease(
-            job_id=job_id, restart=restart, node=node, wait_s=wait_s, stage=name[:40], stage_s=for_s
-        )
+        body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
         answer = self._ask(body, wire.LeaseAnswer, wait_s)
         return msgspec.structs.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
+
+    def look(
+        self, job_id: int, restart: int | None, node: str, stage: tuple[str, float] = ("", 0.0)
+    ) -> Lease:
+        """The newest lease of a job (of that restart), in whatever state, without allocation and network.
+
+        ``stage`` is what this node does for the job, and for how many seconds.
+
+        Raises:
+            FabricError: also when there is no lease, or when the job has no part on this node.
+        """
+        name, for_s = stage
+        body = wire.GetLease(
+            job_id=job_id, restart=restart, node=node, wait_s=0, stage=name[:40], stage_s=for_s, brief=True
+        )
+        return wire_types.brief(self._ask(body, wire.LeaseAnswer).lease.unpack())
 
     def ending(self, job_id: int, restart: int | None) -> None:
         """Report that the job's generations up to this restart count (None: all) have ended."""

@@ -126,6 +126,11 @@ class LeaseWire(Wire, frozen=True):
         )
 
 
+def brief(lease: Lease) -> Lease:
+    """A lease without what grows with the number of nodes: allocation, network and segment."""
+    return msgspec.structs.replace(lease, allocation=Allocation(()), network=NetworkIdentity(), segment=None)
+
+
 class RecordWire(Wire, frozen=True):
     """A lease with its times and acknowledgements; timelines have messages of their own."""
 

@@ -199,7 +199,7 @@ def _has_ended(job: _Job) -> bool:
     """
     doing = job.recorder.doing()
     try:
-        now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0, doing)
+        now = job.client.look(job.env.job_id, job.env.restart, job.env.node, doing)
     except FabricError:
         return False
     return now.generation != job.lease.generation or now.state is not job.lease.state
@@ -354,7 +354,7 @@ def requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
     interactive); without a state file the plugin refuses its tasks by itself.
     """
     try:
-        known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
+        known = ControllerClient(config).look(env.job_id, None, env.node)
     except FabricError:
         known = None
     if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):

@@ -121,7 +121,7 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:
     """The job's newest lease; None if there is none or vhpcd does not answer."""
     try:
-        return client.lease(env.job_id, None, env.node, 0)
+        return client.look(env.job_id, None, env.node)
     except FabricError as err:
         common.log.info("no lease to acknowledge: %s", err.line())
         return None

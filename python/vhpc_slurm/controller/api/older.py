@@ -62,6 +62,8 @@ ADDED: tuple[Added, ...] = (
     Added(11, "open", ("request", "disk_mount")),
     Added(11, "lease", ("lease", "request", "disk_mount")),
     Added(11, "leases", ("records", EACH, "lease", "request", "disk_mount"), needed=False),
+    # an older vhpcd answers with the whole lease
+    Added(11, "get", ("brief",), needed=False),
     Added(11, "leases", ("usage",), needed=False),
     Added(11, "leases", ("used",), needed=False),
     Added(11, "leases", ("so_far",), needed=False),

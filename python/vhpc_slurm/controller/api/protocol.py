@@ -100,7 +100,8 @@ class GetLease(Wire, frozen=True, tag="get"):
 
     With ``wait_s`` > 0 the node takes it: the answer is READY or REFUSED, if
     need be after waiting, and is remembered until the node acknowledges.  With
-    0 it only looks: whatever state the lease is in.  ``stage`` is what it has been
+    0 it only looks: whatever state the lease is in; with ``brief`` without what grows
+    with the job's nodes (see ``wire_types.brief``).  ``stage`` is what it has been
     doing for ``stage_s`` seconds.
     """
 
@@ -110,6 +111,7 @@ class GetLease(Wire, frozen=True, tag="get"):
     wait_s: float
     stage: Annotated[str, msgspec.Meta(max_length=40)] = ""
     stage_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    brief: bool = False
 
 
 class Ending(Wire, frozen=True, tag="ending"):
