@@ -61,8 +61,8 @@ def vhpcd(stopped: Vhpcd) -> Vhpcd:
     return stopped.start()
 
 
-def test_a_look_at_a_lease_has_as_many_bytes_for_any_number_of_nodes(vhpcd: Vhpcd) -> None:
-    sizes = []
+def test_a_look_at_a_lease_is_as_short_for_any_number_of_nodes(vhpcd: Vhpcd) -> None:
+    sizes: list[int] = []
     for job, count in ((1, 2), (2, 2000)):
         names = [f"node{number}" for number in range(count - 1)]
         vhpcd.client.open_generation(request(job), allocation(*names, "n1"))
