@@ -97,7 +97,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 2.0
     audit_interval_s: Annotated[
-        float, documented("how often the whole fabric is compared with the keys in use", gt=0, le=300)
+        float,
+        documented(
+            "how often the whole fabric is compared with the keys in use. At a job's start vhpcd reads only "
+            "the tables of the job's ports if it has read all tables within twice this time",
+            gt=0,
+            le=300,
+        ),
     ] = 5.0
     open_deadline_s: Annotated[
         int,
