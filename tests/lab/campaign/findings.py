@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster import Lab
 
@@ -95,7 +96,7 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
     while (left := remains(lab)) and time.monotonic() < began + CLEAN_S:
         time.sleep(3)
     clean_after_s = time.monotonic() - began
-    outputs, rows = read_outputs(lab), accounting(lab)
+    outputs, rows, batches = read_outputs(lab), accounting(lab), batch_lines(lab)
     known = {id_ for track in tracks.values() for id_ in track.ids}
     lost = [job for job in record.submitted if job.id and not all(_ended(campaign, key) for key in job.keys)]
     reused = frozenset(job.id for job in lost) & known
@@ -103,7 +104,7 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
     for job in record.submitted:
         for key in job.keys:
             try:
-                end = _end(job, key, campaign, outputs, rows)
+                end = _end(job, key, campaign, outputs, rows, batches)
                 held = HOLDER.search(end.output)
                 holder = campaign.watch.of_job(int(held[1])) if held else None
                 touched = touches(end, job, record.injected, reused, holder)
@@ -143,6 +144,7 @@ def _end(
     campaign: Campaign,
     outputs: dict[str, str],
     rows: dict[str, tuple[str, str, str]],
+    batches: dict[int, str],
 ) -> End:
     name = f"{key[0]}.{key[1]}"
     output = outputs.get(name, "")
@@ -151,8 +153,10 @@ def _end(
     track = campaign.watch.tracks.get(key)
     element = f"{job.id}_{key[1]}" if job.kind.tasks > 1 else str(track.now.job if track else job.id)
     state, code, comment = rows.get(f"{key[0]}|{element}", ("", "", ""))
-    end = End(name, job.kind, track, output, comment, (state, code))
-    return End(name, job.kind, track, output, comment, (state, code), differs(end))
+    batch = next((batches[id_] for id_ in sorted(track.ids) if id_ in batches), "") if track else ""
+    accounted = (state, code)
+    end = End(name, job.kind, track, output, comment, accounted, batch=batch, short=campaign.plan.light)
+    return replace(end, wrong=differs(end))
 
 
 def remains(lab: Lab) -> list[str]:
@@ -171,6 +175,17 @@ def read_outputs(lab: Lab) -> dict[str, str]:
         done = lab.run("login", "python3", "-", f"/home/{user}/{FOLDER}", user=user, stdin=_READ)
         texts |= json.loads(done.out)
     return texts
+
+
+def batch_lines(lab: Lab) -> dict[int, str]:
+    """By job the last line of its batch script's slurmstepd, with its node."""
+    found = {}
+    for node in lab.nodes:
+        log = lab.run(node, "grep", "-h", "batch\\]", "/var/log/slurm/slurmd.log", check=False).out
+        for line in log.splitlines():
+            if match := re.search(r"\[(\d+)\.batch\] ", line):
+                found[int(match[1])] = f"{node}: {line}"
+    return found
 
 
 def accounting(lab: Lab) -> dict[str, tuple[str, str, str]]:

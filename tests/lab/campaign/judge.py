@@ -58,6 +58,8 @@ STALLED = re.compile(
 )
 """The guest's kernel complains that it gets no CPU time: the load of the machine, and no fault of ours."""
 UNENDED = re.compile(r"^srun: error: Timed out waiting for job step to complete$", re.MULTILINE)
+BATCH_DONE = re.compile(r"\.batch\] done with (?:job|step)$")
+"""slurmstepd writes it when slurmctld has taken the end of the script from it."""
 TASK_KILLED = re.compile(r"^srun: error: n\d+: tasks? [0-9,-]+: Killed$", re.MULTILINE)
 SLURMS = re.compile(
     r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
@@ -78,6 +80,10 @@ class End:
     """State and exit code in accounting; empty where there is no row."""
     wrong: str = ""
     """Why this is not how a job of its kind ends; empty when it is."""
+    batch: str = ""
+    """The last line of its batch script's slurmstepd in the log of a slurmd; empty when there is none."""
+    short: bool = False
+    """Whether its time limit may end it before a health check finds that it was never started."""
 
     @property
     def state(self) -> str:
@@ -187,12 +193,19 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
     ids = end.track.ids if end.track is not None else frozenset()
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
-    timed_out = end.kind.name == "time-limit" and end.state == "TIMEOUT" and not end.output
+    unstarted = end.state == "TIMEOUT" and not end.output
+    timed_out = unstarted and (end.kind.name == "time-limit" or (end.short and not end.batch))
+    given_up = end.state in ("TIMEOUT", "CANCELLED", "NODE_FAIL")
+    reported = given_up and not _missing(end) and BATCH_DONE.search(end.batch)
     seen = end.track.seen if end.track is not None else []
     # slurmctld has an older state of the job than was seen
     undone = any(
         a.restarts == b.restarts
-        and ((a.state in OVER and b.state not in OVER) or (a.state, b.state) == ("RUNNING", "PENDING"))
+        and (
+            (a.state in OVER and b.state not in OVER)
+            or (a.state, b.state) == ("RUNNING", "PENDING")
+            or (a.state, a.reason, b.state, b.reason) == ("RUNNING", "None", "RUNNING", "Prolog")
+        )
         for a, b in pairwise(seen)
     )
     final = failed and "--no-requeue" in end.kind.options and not end.output
@@ -209,7 +222,11 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
-        UNSAVED: "slurmctld was killed before it saved what had become of the job" if undone else "",
+        UNSAVED: "slurmctld was killed before it saved what had become of the job"
+        if undone
+        else f"slurmctld was killed after it had been told of the script's end: {end.batch}"
+        if reported
+        else "",
         UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
         NO_STEPD: unended[0] if end.kind.act == "interactive" and end.state == "TIMEOUT" and unended else "",
         PEER_KILLED: killed[0] if end.state == "TIMEOUT" and killed else "",
