@@ -12,7 +12,7 @@ from boot_rig import GENERATION, NODE, lease
 from node_rig import publish
 
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.wire_types import brief
+from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.hooks import bringup, common, prolog
 from vhpc_slurm.model import Lease, NodeReport
@@ -87,7 +87,9 @@ def prolog_node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     monkeypatch.setattr(ControllerClient, "lease", found.ask)
-    monkeypatch.setattr(ControllerClient, "look", lambda *asked: brief(found.ask(*asked)))
+    monkeypatch.setattr(
+        ControllerClient, "look", lambda *asked: LeaseWire.pack(found.ask(*asked)).brief().unpack()
+    )
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
     monkeypatch.setattr(
         ControllerClient, "report_timeline", lambda _, _line, report: found.reports.append(report)

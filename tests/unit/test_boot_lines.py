@@ -64,8 +64,8 @@ def test_ps_says_what_a_job_waits_for(vhpcd: Vhpcd) -> None:
     lease = opened(vhpcd, guests_per_node=2)
     (row,) = run_json(OWNER, config, "ps")
     assert row["booting"] == {"nodes_ready": 0, "doing": []}
-    vhpcd.client.lease(42, 0, "n1", 0.0, ("agent g1", 12.0))
-    vhpcd.client.lease(42, 0, "n2", 0.0, ("image", 3.0))
+    vhpcd.client.look(42, 0, "n1", ("agent g1", 12.0))
+    vhpcd.client.look(42, 0, "n2", ("image", 3.0))
     (row,) = run_json(OWNER, config, "ps")
     assert [(one["node"], one["stage"]) for one in row["booting"]["doing"]] == [
         ("n1", "agent g1"),
@@ -83,7 +83,7 @@ def test_ps_says_what_a_job_waits_for(vhpcd: Vhpcd) -> None:
 @needs_munged
 def test_only_a_node_of_the_job_says_what_it_does(vhpcd: Vhpcd) -> None:
     opened(vhpcd)
-    vhpcd.client.lease(42, 0, "n9", 0.0, ("agent g0", 12.0))
+    vhpcd.client.look(42, 0, "n9", ("agent g0", 12.0))
     _, booting = vhpcd.client.booting()
     assert [one.doing for one in booting.values()] == [()]
 
@@ -143,7 +143,7 @@ def command() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_waiting_command_says_how_far_guests_are(vhpcd: Vhpcd, command: subprocess.Popen[bytes]) -> None:
     lease = opened(vhpcd)
     ready(vhpcd, lease, "n1")
-    vhpcd.client.lease(42, 0, "n2", 0.0, ("agent g0", 12.0))
+    vhpcd.client.look(42, 0, "n2", ("agent g0", 12.0))
     watcher = Watcher(vhpcd, OWNER, command.pid)
     watcher.seen = lambda: ready(vhpcd, lease, "n2")  # type: ignore[method-assign]
     found = watcher.lines()

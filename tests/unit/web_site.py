@@ -105,7 +105,8 @@ def fill(vhpcd: Vhpcd) -> None:
     job = request(4207, uid=pwd.getpwnam("games").pw_uid, user="games", job_name="boots")
     booting = vhpcd.client.open_generation(job, allocation("n7", "n8"))
     for node in booting.allocation.node_names:
-        vhpcd.client.lease(4207, 0, node, 5.0, ("setup g0", 3.0))
+        vhpcd.client.lease(4207, 0, node, 5.0)
+        vhpcd.client.look(4207, 0, node, ("setup g0", 3.0))
 
 
 def end(vhpcd: Vhpcd, lease: Lease, node: str, note: str) -> None:

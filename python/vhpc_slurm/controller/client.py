@@ -112,7 +112,7 @@ class ControllerClient(Exchange):
         body = wire.GetLease(
             job_id=job_id, restart=restart, node=node, wait_s=0, stage=name[:40], stage_s=for_s, brief=True
         )
-        return wire_types.brief(self._ask(body, wire.LeaseAnswer).lease.unpack())
+        return self._ask(body, wire.LeaseAnswer).lease.brief().unpack()
 
     def ending(self, job_id: int, restart: int | None) -> None:
         """Report that the job's generations up to this restart count (None: all) have ended."""

@@ -110,6 +110,10 @@ class LeaseWire(Wire, frozen=True):
             site=lease.site,
         )
 
+    def brief(self) -> LeaseWire:
+        """Without what grows with the number of nodes: allocation, network and segment."""
+        return msgspec.structs.replace(self, node_groups=(), network=NetworkIdentity(), segment=None)
+
     def unpack(self) -> Lease:
         """To the model's form; ValueError when a generation or a CPU list is invalid."""
         return Lease(
@@ -124,11 +128,6 @@ class LeaseWire(Wire, frozen=True):
             nat=self.nat,
             site=self.site,
         )
-
-
-def brief(lease: Lease) -> Lease:
-    """A lease without what grows with the number of nodes: allocation, network and segment."""
-    return msgspec.structs.replace(lease, allocation=Allocation(()), network=NetworkIdentity(), segment=None)
 
 
 class RecordWire(Wire, frozen=True):

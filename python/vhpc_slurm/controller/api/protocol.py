@@ -101,7 +101,7 @@ class GetLease(Wire, frozen=True, tag="get"):
     With ``wait_s`` > 0 the node takes it: the answer is READY or REFUSED, if
     need be after waiting, and is remembered until the node acknowledges.  With
     0 it only looks: whatever state the lease is in; with ``brief`` without what grows
-    with the job's nodes (see ``wire_types.brief``).  ``stage`` is what it has been
+    with the job's nodes (see ``LeaseWire.brief``).  ``stage`` is what it has been
     doing for ``stage_s`` seconds.
     """
 

@@ -106,9 +106,10 @@ class Requests:
             case wire.WithoutGuests():
                 starting.without_guests(request)
             case wire.GetLease():
-                answer = await starting.get(request)
+                found = await starting.get(request)
                 if request.stage:
-                    self._say(request, answer)
+                    self._say(request, found)
+                answer = wire.LeaseAnswer(lease=found.lease.brief()) if request.brief else found
             case wire.Ending():
                 await executor.write(leases.lifecycle.end_job, request.job_id, request.restart)
                 self._progress.over(request.job_id)
@@ -177,11 +178,10 @@ class Requests:
             case AskTrouble():
                 return await self._trouble(viewer)
 
-    def _say(self, request: wire.GetLease, answer: wire.Answer) -> None:
+    def _say(self, request: wire.GetLease, answer: wire.LeaseAnswer) -> None:
         """A node has said what it does for its job, if it is one of the job's nodes."""
-        if not isinstance(answer, wire.LeaseAnswer) or request.restart is None:
-            return
-        if any(request.node in group.nodes for group in answer.lease.node_groups):
+        groups = answer.lease.node_groups
+        if request.restart is not None and any(request.node in group.nodes for group in groups):
             self._progress.doing(
                 request.job_id, request.restart, request.node, request.stage, request.stage_s
             )

@@ -136,7 +136,7 @@ class Starting:
             record = await self._executor.write(self._leases.queries.look, request.job_id, request.restart)
             if record is None:
                 raise FabricError(f"there is no lease of job {request.job_id}")
-            return _packed_brief(_SameLease(record.lease)) if request.brief else _lease(record)
+            return _lease(record)
         deadline = asyncio.get_running_loop().time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
             with self._listening(request.job_id) as change:
@@ -272,11 +272,6 @@ class _SameLease:
 @functools.lru_cache(maxsize=64)
 def _packed(same: _SameLease) -> wire.LeaseAnswer:
     return wire.LeaseAnswer(lease=wire_types.LeaseWire.pack(same.lease))
-
-
-@functools.lru_cache(maxsize=64)
-def _packed_brief(same: _SameLease) -> wire.LeaseAnswer:
-    return wire.LeaseAnswer(lease=wire_types.LeaseWire.pack(wire_types.brief(same.lease)))
 
 
 def _lease(record: LeaseRecord) -> wire.LeaseAnswer:
