@@ -30,9 +30,8 @@ SLACK = 1 << 20
 MAX_BLOCKS = 4
 """Blocks of a port's table that can be written again: 128 keys, the size of adapters' tables."""
 
-
 NEW = (KeyState.RESERVED, KeyState.APPLIED)
-"""Of assignments whose ports are proven after the next sweep."""
+"""States of assignments whose ports are proven after the next sweep."""
 
 
 class OpensmFile(ByPolicy):
@@ -217,8 +216,8 @@ class OpensmFile(ByPolicy):
             self._opensm.replace(data)
         before, self._last = self._last, meant
         self._wrote = (data, meant)
-        coming = [one for one in snapshot.carried() if one.state in NEW]
-        self._readback.look_ahead(() if repairing else coming)
+        new = (one for one in snapshot.assignments if one.state in NEW and one.generation not in snapshot.off)
+        self._readback.look_ahead(() if repairing else new)
         try:
             if repairing:
                 away = self._opensm.repair(data)
