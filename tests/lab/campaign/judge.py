@@ -208,6 +208,11 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         )
         for a, b in pairwise(seen)
     )
+    unsaved = ""
+    if undone:
+        unsaved = "slurmctld was killed before it saved what had become of the job"
+    elif reported:
+        unsaved = f"slurmctld was killed after it had been told of the script's end: {end.batch}"
     final = failed and "--no-requeue" in end.kind.options and not end.output
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
     held, unended = HOLDER.search(end.output), UNENDED.search(end.output)
@@ -222,11 +227,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
-        UNSAVED: "slurmctld was killed before it saved what had become of the job"
-        if undone
-        else f"slurmctld was killed after it had been told of the script's end: {end.batch}"
-        if reported
-        else "",
+        UNSAVED: unsaved,
         UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
         NO_STEPD: unended[0] if end.kind.act == "interactive" and end.state == "TIMEOUT" and unended else "",
         PEER_KILLED: killed[0] if end.state == "TIMEOUT" and killed else "",
