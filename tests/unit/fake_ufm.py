@@ -272,6 +272,19 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
 
 
+def settings_of(ufm: FakeUfm, folder: Path, token: str = TOKEN) -> dict[str, Any]:
+    """The keys of [fabric] for a vhpcd of this UFM, with its token in a folder."""
+    file = folder / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    return {
+        "backend": "ufm-rest",
+        "ufm_url": ufm.url,
+        "ufm_token_file": str(file),
+        "ufm_ca": str(ufm.ca),
+    }
+
+
 @contextmanager
 def fake_ufm(
     folder: Path, fabric: SimulatedFabric | None = None, *, host: str = "127.0.0.1"

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ from fabric_lab import (
     holding,
     may_lose_packets,
     sets,
-    simulated_fabric,
 )
-from fake_ufm import TOKEN, FakeUfm, fake_ufm
-from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, opened, states
+from fake_ufm import TOKEN, fake_ufm, settings_of
+from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, fabric_of_its_own, opened, states
 
 from vhpc_slurm.config.fabric import Manager, Subnet
 from vhpc_slurm.errors import FabricError
@@ -29,24 +27,7 @@ from vhpc_slurm.model import LeaseState, NetworkIdentity
 pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long, may_lose_packets]
 
 
-@pytest.fixture
-def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedFabric]:
-    folder = tmp_path / "fabric"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    with simulated_fabric(folder) as started:
-        yield started
-
-
-def ufm_keys(ufm: FakeUfm, folder: Path) -> dict[str, object]:
-    (folder / "token").write_text(TOKEN)
-    (folder / "token").chmod(0o600)
-    return {
-        "backend": "ufm-rest",
-        "ufm_url": ufm.url,
-        "ufm_token_file": str(folder / "token"),
-        "ufm_ca": str(ufm.ca),
-    }
+fabric = fabric_of_its_own
 
 
 def test_vhpcd_and_ufm_agree_whatever_happens(
@@ -54,7 +35,7 @@ def test_vhpcd_and_ufm_agree_whatever_happens(
 ) -> None:
     with (
         fake_ufm(tmp_path, fabric) as ufm,
-        a_vhpcd(tmp_path, daemon, fabric, **ufm_keys(ufm, tmp_path)) as vhpcd,
+        a_vhpcd(tmp_path, daemon, fabric, **settings_of(ufm, tmp_path)) as vhpcd,
     ):
         first = opened(vhpcd, 1, "n1", "n2")
         assert (first.state, first.network.pkey) == (LeaseState.READY, 0x1000)
@@ -87,7 +68,7 @@ def test_a_refused_ufm_token_blocks_jobs_until_replaced(
 ) -> None:
     with (
         fake_ufm(tmp_path, fabric) as ufm,
-        a_vhpcd(tmp_path, daemon, fabric, **ufm_keys(ufm, tmp_path)) as vhpcd,
+        a_vhpcd(tmp_path, daemon, fabric, **settings_of(ufm, tmp_path)) as vhpcd,
     ):
         ufm.token = "a new one"
         with pytest.raises(FabricError, match="refuses the token"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from controller_lab import Munged, allocation, request, stop, wait_for
-from vhpcd_pair import HAVE_PAIR, NEEDED_FOR_PAIR, Pair, running_pair
+from vhpcd_pair import NEEDS, Pair, running_pair
 
 from vhpc_slurm.cli.checks import CheckResult, Level, services
 from vhpc_slurm.config import Config
@@ -27,7 +27,7 @@ from vhpc_slurm.controller.store.writership import TAKEOVER_S
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Lease
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(not HAVE_PAIR, reason=NEEDED_FOR_PAIR)]
+pytestmark = [pytest.mark.long, *NEEDS]
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_lab import Munged, allocation, request, wait_for
-from fabric_lab import KEYS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
-from fake_ufm import TOKEN, FakeUfm, fake_ufm
-from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, carries
-from vhpcd_pair import HAVE_PAIR, NEEDED_FOR_PAIR, Pair, running_pair
+from fabric_lab import KEYS, NOBODY, SimulatedFabric, holding, sets
+from fake_ufm import TOKEN, FakeUfm, fake_ufm, settings_of
+from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, carries, fabric_of_its_own
+from vhpcd_pair import NEEDS, Pair, running_pair
 
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.model import Lease, LeaseState
@@ -22,19 +23,13 @@ from vhpc_slurm.model import Lease, LeaseState
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(not HAVE_ALL, reason=NEEDED),
-    pytest.mark.skipif(not HAVE_PAIR, reason=NEEDED_FOR_PAIR),
+    *NEEDS,
 ]
 
 SECOND_TOKEN = "tokenOfTheSecondVhpcd"
 
 
-@pytest.fixture
-def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedFabric]:
-    folder = tmp_path / "fabric"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    with simulated_fabric(folder) as started:
-        yield started
+fabric = fabric_of_its_own
 
 
 @pytest.fixture
@@ -52,21 +47,10 @@ def pair(
     """Each with a token of its own, so that UFM sees whose change it is."""
     fabrics = []
     for number, token in enumerate((TOKEN, SECOND_TOKEN)):
-        file = tmp_path / f"token-{number}"
-        file.write_text(token)
-        file.chmod(0o600)
-        fabrics.append(
-            Fabric(
-                backend="ufm-rest",
-                ufm_url=ufm.url,
-                ufm_token_file=str(file),
-                ufm_ca=str(ufm.ca),
-                pkey_last=0x10FF,
-                sweep_interval_s=0.0,
-                audit_interval_s=0.3,
-                apply_timeout_s=5,
-            )
-        )
+        folder = tmp_path / f"token-{number}"
+        folder.mkdir()
+        often: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3, "apply_timeout_s": 5}
+        fabrics.append(Fabric(pkey_last=0x10FF, **often, **settings_of(ufm, folder, token)))
     library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
     with running_pair(tmp_path, daemon, run_dir, fabrics, library) as found:
         yield found

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, manifest, publish, request, stop, wait_for
-from fabric_lab import HAVE_SIMULATOR, SimulatedFabric, sets
+from fabric_lab import HAVE_SIMULATOR, SimulatedFabric, sets, simulated_fabric
 from fabric_lab import NEEDED as NEEDED_HERE
 from vhpcd_process import Vhpcd, make
 
@@ -21,6 +22,16 @@ from vhpc_slurm.model import Generation, Lease, Timeline
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR
 NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
+
+
+@pytest.fixture(name="fabric")
+def fabric_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedFabric]:
+    """A simulated fabric for one test."""
+    folder = tmp_path / "fabric"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with simulated_fabric(folder) as started:
+        yield started
 
 
 @contextmanager

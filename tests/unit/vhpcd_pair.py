@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mariadb_server
 import msgspec
+import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop, wait_for
 from mariadb_server import Proxy, shared
 from vhpcd_process import Vhpcd, make
@@ -23,10 +24,10 @@ from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.model import Lease
 
-HAVE_PAIR = mariadb_server.HAVE_SERVER and HAVE_MUNGED and os.geteuid() == 0
-NEEDED_FOR_PAIR = (
-    "needs root (each vhpcd gets a host name of its own), munged, and a MariaDB server: "
-    "apt install munge mariadb-server"
+NEEDS = (
+    pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT),
+    pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: each vhpcd gets a host name of its own"),
 )
 
 
