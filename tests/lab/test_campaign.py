@@ -171,6 +171,23 @@ def test_a_daemon_that_grows_with_jobs_is_found() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_a_database_may_grow_with_the_leases_that_it_holds() -> None:
+    def verdicts(kib: tuple[float, ...], leases: tuple[float, ...]) -> dict[str, str]:
+        name = "vhpcd's database"
+        samples = [
+            Sample(5.0 * i, i, {(name, "KiB"): kib[i // 30], (name, "leases"): leases[i // 30]}, {}, {})
+            for i in range(90)
+        ]
+        return {row.unit: row.verdict for row in trends(samples)}
+
+    assert verdicts((900, 1000, 1110), (90, 100, 109)) == {"KiB per lease": FLAT, "leases": FLAT}
+    # the file stays as large as it was
+    assert verdicts((900, 1000, 1000), (90, 100, 20)) == {"KiB per lease": FLAT, "leases": FLAT}
+    assert verdicts((900, 1000, 1300), (90, 100, 100)) == {"KiB per lease": GROWS, "leases": FLAT}
+    assert verdicts((900, 1000, 3000), (90, 100, 300)) == {"KiB per lease": FLAT, "leases": GROWS}
+
+
+@pytest.mark.vlab_itself
 def test_cpu_time_for_a_job_is_judged_and_not_that_of_the_run() -> None:
     def verdict(*ms: float, slower: bool = False) -> str:
         cpu_s, at_s, samples = 0.0, 0.0, []

@@ -12,6 +12,9 @@ from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, TeardownError
 from vhpc_slurm.hooks import healthcheck
+from vhpc_slurm.model import Generation, LeaseRecord
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit, run
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
@@ -93,3 +96,27 @@ def test_without_vhpcd_no_generation_is_compared(monkeypatch: pytest.MonkeyPatch
     (result,) = run.reconcile(config, "n1", check=False)
     assert (result.kind, result.repaired, result.what) == ("controller", False, "vhpcd does not answer")
     assert seen == [None]
+
+
+def test_a_job_that_starts_while_vhpcd_answers_is_not_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = Config(paths=type(Config().paths)(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
+    layout = Layout(config)
+    old, new = (Generation.parse(f"100000000{number}.0.0123abcd") for number in range(2))
+
+    def begin(generation: Generation) -> None:
+        journal = Journal(layout.journals, generation)
+        journal.acquire("uid", "uid:1", uid=1)
+        journal.close()
+
+    def leases(*_: object, **__: object) -> list[LeaseRecord]:
+        begin(new)
+        return []
+
+    monkeypatch.setattr(ControllerClient, "leases", leases)
+    begin(old)
+    for over in ([old], [old, new]):
+        results = run.reconcile(config, "n1", check=True)
+        found = [one.what for one in results if one.kind == "stale-generation"]
+        assert [str(one) in what for one, what in zip(over, found, strict=True)] == [True] * len(over)

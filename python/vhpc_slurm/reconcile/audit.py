@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from vhpc_slurm.errors import VhpcError
@@ -37,6 +37,7 @@ def audit(
     live: Mapping[int, Generation] | None,
     ended: Callable[[int], bool] = _never,
     left: Callable[[Generation], bool] = _never,
+    before: Collection[Generation] | None = None,
 ) -> list[NodeFinding]:
     """Find stale generations and orphans.
 
@@ -49,9 +50,11 @@ def audit(
             only for jobs without a live lease whose steps still run here.
         left: whether this node has left the running job of a generation; called only
             for generations with a live lease of which no step runs here.
+        before: generations that had a journal before vhpcd was asked for ``live``, which says nothing about
+            others; None: all.
     """
     return [
-        *_stale_generations(layout, node, live, ended, left),
+        *_stale_generations(layout, node, live, ended, left, before),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -90,12 +93,13 @@ def _stale_generations(
     live: Mapping[int, Generation] | None,
     ended: Callable[[int], bool],
     left: Callable[[Generation], bool],
+    before: Collection[Generation] | None,
 ) -> Iterator[NodeFinding]:
     if live is None:
         return
     running = steps.running()
     for generation in _known(layout):
-        if joblock.busy(layout, generation.job_id):
+        if joblock.busy(layout, generation.job_id) or (before is not None and generation not in before):
             continue
         if live.get(generation.job_id) == generation:
             # Slurm takes nodes from running jobs, and does not repeat an Epilog that was killed.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from vhpc_slurm import slurm
@@ -12,7 +12,7 @@ from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
-from vhpc_slurm.node.store import outbox
+from vhpc_slurm.node.store import journal, outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, audit, ended_jobs, fabric_isolation, left_nodes, lost_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
@@ -29,6 +29,8 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     # Slurm ends a health check after a minute.
     layout, client = Layout(config), ControllerClient(config, patient=False)
     results: list[RepairResult] = []
+    # A job may start while vhpcd answers. Of its lease the answer says nothing.
+    before = frozenset(journal.generations(layout.journals))
     of_node: list[LeaseRecord] = []
     known: list[LeaseRecord] = []
     fabric, answered = FabricState(), False
@@ -43,7 +45,7 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
         results.append(RepairResult(Kind.CONTROLLER, err.line(), repaired=False, error=error))
     # One after the other: the next comparison must not find what a repair has just removed.
     live = {record.lease.generation.job_id: record.lease.generation for record in _live(of_node)}
-    found = _findings(config, layout, node, of_node, known, live if answered else None, fabric)
+    found = _findings(config, layout, node, of_node, known, live if answered else None, fabric, before)
     results.extend(repair(finding, check=check) for finding in found)
     results.extend(_acknowledgements(layout, client, check=check))
     return results
@@ -57,13 +59,14 @@ def _findings(
     known: list[LeaseRecord],
     live: dict[int, Generation] | None,
     fabric: FabricState,
+    before: Collection[Generation],
 ) -> Iterator[NodeFinding]:
     """All findings; ``live`` are this node's generations by job, None when vhpcd did not answer."""
     port = slurm.commands(config)
     records = _live(of_node)
     yield from fabric_isolation.findings(layout, node, records, fabric)
     ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, layout, port, node)
-    yield from audit.audit(layout, node, live, ended, left)
+    yield from audit.audit(layout, node, live, ended, left, before)
     yield from left_nodes.findings(layout, node, records, known)
     yield from audit.unacknowledged(layout, node, _owed(of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)

@@ -21,7 +21,7 @@ from cluster import AS_VHPCD, ROOT, Lab, vlab_status
 from campaign.background import Background
 from campaign.plan import Plan
 from campaign.record import Record
-from campaign.trends import Sample
+from campaign.trends import DATABASE, Sample
 from vhpcbench.counted import all_processes, descendants
 
 SAMPLE_S, PROGRESS_S = 15.0, 60.0
@@ -114,7 +114,7 @@ class Endurance:
             held[name, "processes"] = len(descendants(processes, roots))
         leases = self.lab.run("ctl", *AS_VHPCD, "python3", "-", stdin=LEASES, check=False)
         if leases.code == 0:
-            held["vhpcd's database", "leases"] = float(leases.out)
+            held[DATABASE, "leases"] = float(leases.out)
         at = time.monotonic() - self._began
         return Sample(at, len(self.record.submitted), held, cpu_s, pids)
 
@@ -140,14 +140,18 @@ def _files(ctl: int, nodes: list[int]) -> dict[tuple[str, str], float]:
     of_jobs = ("journal", "outbox", "disks", "images/pins")
     logs = [root / "var/log/vhpc" for root in (top, *roots)]
     kept = [len(_all(root / "var/lib/vhpc" / name)) for root in roots for name in ("timeline", "usage")]
+    spool = [path for root in roots for path in _all(root / "var/lib/slurm/slurmd")]
+    # killed slurmstepds leave them; extern steps, also of jobs without guests, cannot remove theirs
+    of_steps = [path for path in spool if path.is_socket() or path.name.startswith("hwloc_topo_")]
     return {
-        ("vhpcd's database", "KiB"): _kib(top / "var/lib/vhpc/vhpcd"),
+        (DATABASE, "KiB"): _kib(top / "var/lib/vhpc/vhpcd"),
         ("Slurm's state", "KiB"): _kib(top / "var/lib/slurm/slurmctld"),
         ("journals, outboxes, disks, pins", "files"): sum(
             len(_all(root / "var/lib/vhpc" / name)) for root in roots for name in of_jobs
         ),
         ("run folders of nodes", "files"): sum(len(_all(root / "run/vhpc")) for root in roots),
-        ("slurmd's spool", "files"): sum(len(_all(root / "var/lib/slurm/slurmd")) for root in roots),
+        ("slurmd's spool", "files"): len(spool) - len(of_steps),
+        ("sockets, topologies of steps there", "files of Slurm"): len(of_steps),
         ("logs of hooks", "KiB"): sum(map(_kib, logs)),
         ("timelines, usage: most on a node", "kept"): max(kept, default=0),
         ("output of vhpcd", "KiB of logs"): _size(top / "var/log/vlab/vhpcd.log") / 1024,

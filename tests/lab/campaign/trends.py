@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 RULE = """\
 Samples are divided by the number of jobs that were submitted. The last third is compared with the middle
@@ -18,12 +18,25 @@ third. The first is compared with nothing: memory pools and caches fill, and dae
 - CPU time of a daemon grows if it has become larger by more than a quarter, both for a job and for a second,
   and by more than 2 ms for a job: some work is for jobs, and some is done once a minute.
 - Timelines and reports of use that a node keeps may not be more than 510 each.
+- SQLite keeps the file of vhpcd's database as large as it was once, so its size is divided by the most leases
+  that it has held until then. The number of leases is judged by itself.
 """
+DATABASE, PER_LEASE = "vhpcd's database", "KiB per lease"
 FEWEST = 20
 """Samples of a third, at least, for a verdict: five minutes, of which one of high load is a small part."""
 PARTS, PART, CPU_PART, CPU_MS = {"MiB": 0.05, "descriptors": 0.05}, 0.1, 0.25, 2.0
-STEPS = {"MiB": 1.0, "KiB": 64.0, "descriptors": 3.0, "files": 8.0, "processes": 4.0, "leases": 20.0}
+STEPS = {
+    "MiB": 1.0,
+    "KiB": 64.0,
+    PER_LEASE: 1.0,
+    "descriptors": 3.0,
+    "files": 8.0,
+    "processes": 4.0,
+    "leases": 20.0,
+}
 """By unit: a growth up to this is none."""
+NOT_JUDGED = {"KiB of logs": "not rotated here", "files of Slurm": "not of vhpc"}
+"""By unit: why its growth is shown and not judged."""
 KEPT_MOST = 510
 """Timelines, and reports of use, of ended jobs on a node: Epilog keeps 500, and others may run just now."""
 FLAT, GROWS = "flat", "GROWS"
@@ -81,9 +94,21 @@ def points(samples: Sequence[Sample], count: int = 10) -> list[Sample]:
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
     """All rows."""
+    samples = list(_with_database_per_lease(samples))
     names = list(dict.fromkeys(name for sample in samples for name in sample.held))
     daemons = list(dict.fromkeys(name for sample in samples for name in sample.cpu_s))
     return [*(_held(samples, *name) for name in names), *(_cpu(samples, name) for name in daemons)]
+
+
+def _with_database_per_lease(samples: Sequence[Sample]) -> Iterator[Sample]:
+    most = 0.0
+    for sample in samples:
+        held = dict(sample.held)
+        most = max(most, held.get((DATABASE, "leases"), 0.0))
+        size = held.pop((DATABASE, "KiB"), None)
+        if size is not None and most:
+            held[DATABASE, PER_LEASE] = size / most
+        yield replace(sample, held=held)
 
 
 def _held(samples: Sequence[Sample], name: str, unit: str) -> Trend:
@@ -95,8 +120,8 @@ def _held(samples: Sequence[Sample], name: str, unit: str) -> Trend:
     if unit == "kept":
         most = max((found for found in map(value, samples) if found is not None), default=0.0)
         verdict = f"{GROWS}: more than {KEPT_MOST}" if most > KEPT_MOST else f"at most {KEPT_MOST}"
-    elif unit == "KiB of logs":
-        verdict = "not rotated here"
+    elif unit in NOT_JUDGED:
+        verdict = NOT_JUDGED[unit]
     else:
         step = max(STEPS[unit], 2 * _spread(thirds(samples)[0], value))
         verdict = _reason_not_to_judge(samples, name) or _verdict(middle, last, PARTS.get(unit, PART), step)
