@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from captured import unpack
 from machine_tree import BRIDGE, GPU, INFINIBAND, NVME, Function, MachineTree, gpu_node
 
 from vhpc_slurm.config import Config, Guests, Host
@@ -49,6 +50,14 @@ def test_a_gpu_below_a_switch(tmp_path: Path) -> None:
         link=PciLink(32.0, 16, 32.0, 16),
     )
     assert found["0000:0b:00.0"].switches == ("0000:09:00.0",)
+
+
+def test_the_gpu_of_the_written_trees_is_as_a_real_one(tmp_path: Path) -> None:
+    real = functions(unpack("16intel64-h100", tmp_path / "real"))["0000:00:06.0"]
+    written = functions(gpu_node(tmp_path / "written", cores=2).root)["0000:0b:00.0"]
+    for name in ("class_code", "vendor", "device", "bars", "link"):
+        assert getattr(written, name) == getattr(real, name), name
+    assert (real.driver, real.iommu_group, real.reset_methods) == ("nvidia", None, ("flr",))
 
 
 def test_vfs_and_their_physical_function_name_each_other(tmp_path: Path) -> None:
