@@ -63,6 +63,9 @@ def join(lab: Lab, host: str) -> None:
     for hierarchy in hierarchies():
         top = _top(lab, hierarchy)
         _make(hierarchy, top)
+        if not hierarchy.controllers:
+            # what is left of a host that was ended may delegate controllers, and then accepts no process
+            _remove(top / host)
         _make(hierarchy, top / host)
         (top / host / "cgroup.procs").write_text("0", encoding="ascii")
 
@@ -100,17 +103,20 @@ def mount_inside(root: Path) -> None:
 def remove(lab: Lab, host: str = "") -> None:
     """Remove the lab's subtrees, or those of one host, after their processes have ended."""
     for hierarchy in hierarchies():
-        top = _top(lab, hierarchy) / host
-        for folder in _bottom_up(top):
-            for _ in range(100):  # the kernel may still remove the last process
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError:
-                    time.sleep(0.02)
-                else:
-                    break
+        _remove(_top(lab, hierarchy) / host)
+
+
+def _remove(top: Path) -> None:
+    for folder in _bottom_up(top):
+        for _ in range(100):  # the kernel may still remove the last process
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.02)
+            else:
+                break
 
 
 def _top(lab: Lab, hierarchy: Hierarchy) -> Path:
@@ -118,15 +124,16 @@ def _top(lab: Lab, hierarchy: Hierarchy) -> Path:
 
 
 def _make(hierarchy: Hierarchy, folder: Path) -> None:
+    """Make a group with the controllers of its parent."""
+    if not hierarchy.controllers:
+        for controller in (folder.parent / "cgroup.controllers").read_text(encoding="ascii").split():
+            with contextlib.suppress(OSError):
+                (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
     folder.mkdir(exist_ok=True)
     if "cpuset" in hierarchy.controllers:
         # a new group's values are empty, and it accepts no process
         for name in ("cpuset.cpus", "cpuset.mems"):
             (folder / name).write_text((folder.parent / name).read_text(encoding="ascii"), encoding="ascii")
-    if not hierarchy.controllers:
-        for controller in (folder / "cgroup.controllers").read_text(encoding="ascii").split():
-            with contextlib.suppress(OSError):
-                (folder / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
 
 def _bottom_up(top: Path) -> Iterator[Path]:

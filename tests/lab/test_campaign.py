@@ -266,6 +266,26 @@ def test_an_srun_without_its_slurmstepd_waits_to_its_time_limit() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_a_script_without_its_slurmstepd_runs_to_its_time_limit() -> None:
+    """As seen without a guest: nobody tells slurmctld of its end."""
+    kill, began = injected("stepd-kill", 105, 105), "n1: [5.batch] task 0 (71) started"
+    for batch, explained in ((began, True), ("n1: [5.batch] done with step", False), ("", False)):
+        end = replace(ended("plain", "TIMEOUT", "0:0", "up on the host\ndone\n"), batch=batch)
+        assert bool(judge(end, (kill,), NOBODY).why) is explained, batch
+        assert judge(end, (injected("qemu-kill", 105, 105),), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_an_srun_may_say_why_there_is_no_output_and_end_with_0() -> None:
+    """As seen without a guest: the step's slurmstepd was killed before a task had started."""
+    kill, says = injected("step-kill", 105, 105), "srun: error: step_launch_notify_io_failure: aborting\n"
+    begun = "up in a guest\n"
+    assert judge(ended("two-guests", "COMPLETED", "0:0", f"{begun}{says}done\n"), (kill,), NOBODY).why
+    assert judge(ended("two-guests", "COMPLETED", "0:0", f"{begun}done\n"), (kill,), NOBODY).why == ""
+    assert judge(ended("two-guests", "COMPLETED", "0:0", f"{begun}{says}done\n"), (), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
 def test_tasks_wait_for_one_that_was_killed_until_the_time_limit() -> None:
     """As without a guest, unless srun has --kill-on-bad-exit."""
     kill, says = injected("run-kill", 105, 105), "up in a guest\nsrun: error: n2: task 1: Killed\n"
@@ -341,6 +361,18 @@ def test_an_end_that_slurmctld_forgot_was_seen_before() -> None:
         track = Track([seen(state, at=100.0 + i) for i, state in enumerate(seen_states)], 110.0)
         end = End("c000-cancelled.0", KINDS["cancelled"], track, "up in a guest\n", "", ("", ""), "TIMEOUT")
         assert bool(judge(end, (kill,), NOBODY).why) is explained
+    for node, explained in (("n2", True), ("n1", False)):  # it was started again, as if for the first time
+        moved = [seen("RUNNING"), seen("RUNNING", at=101.0, nodes=(node,)), seen("FAILED", "1:0", 102.0)]
+        end = End("c000-srun.0", KINDS["srun"], Track(moved, 110.0), "", "", ("", ""), "FAILED")
+        assert bool(judge(end, (kill,), NOBODY).why) is explained
+
+
+@pytest.mark.vlab_itself
+def test_a_database_that_was_locked_too_long_is_named_in_the_comment() -> None:
+    locked, why = injected("database-busy", 105, 113, ""), "vhpc: vhpcd cannot use its database (x)"
+    end = replace(ended("srun", "CANCELLED", "0:0", ""), comment=why)
+    assert judge(end, (locked,), NOBODY).why == f"database-busy: {why}"
+    assert judge(replace(end, comment=""), (locked,), NOBODY).why == ""
 
 
 @pytest.mark.vlab_itself

@@ -18,7 +18,7 @@ UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had sta
 HELD = "held"  # our line: what it was given is still held by the job that was hit
 FINAL = "final"  # it had not begun, Slurm or vhpcd would have requeued it, and it may not be requeued
 UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits for good
-# its srun waits for a slurmstepd that is gone, until its time limit: without a guest too
+# its srun, or slurmctld, waits for a slurmstepd that is gone, until its time limit: without a guest too
 NO_STEPD = "no-stepd"
 # its other tasks wait for one that was killed, until its time limit: without guests too
 PEER_KILLED = "peer-killed"
@@ -116,7 +116,7 @@ _ALL = (
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
     # another connection holds the lock of vhpcd's database, as that of a backup does
-    Fault("database-busy", CLUSTER, "lock", ctl=True, ends=(LINE,), hold_s=8, weight=2),
+    Fault("database-busy", CLUSTER, "lock", ctl=True, ends=(LINE, COMMENT), hold_s=8, weight=2),
     # hooks start a Python of their own
     Fault("hookd-kill", CLUSTER, "kill", unit="vhpc-hookd", ctl=True, hold_s=5),
     Fault("hookd-restart", CLUSTER, "restart", unit="vhpc-hookd", ctl=True),

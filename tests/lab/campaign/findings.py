@@ -153,7 +153,9 @@ def _end(
     track = campaign.watch.tracks.get(key)
     element = f"{job.id}_{key[1]}" if job.kind.tasks > 1 else str(track.now.job if track else job.id)
     state, code, comment = rows.get(f"{key[0]}|{element}", ("", "", ""))
-    batch = next((batches[id_] for id_ in sorted(track.ids) if id_ in batches), "") if track else ""
+    # an element of an array that waits has the id of another
+    ran = {seen.job for seen in track.seen if seen.nodes} if track else set()
+    batch = next((batches[id_] for id_ in sorted(ran) if id_ in batches), "")
     accounted = (state, code)
     end = End(name, job.kind, track, output, comment, accounted, batch=batch, short=campaign.plan.light)
     return replace(end, wrong=differs(end))

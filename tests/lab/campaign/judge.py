@@ -193,6 +193,8 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
     ids = end.track.ids if end.track is not None else frozenset()
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
+    # srun may say why there is no output, and end with 0
+    failed_or_incomplete = failed or (end.state == "COMPLETED" and _missing(end) != "")
     unstarted = end.state == "TIMEOUT" and not end.output
     timed_out = unstarted and (end.kind.name == "time-limit" or (end.short and not end.batch))
     given_up = end.state in ("TIMEOUT", "CANCELLED", "NODE_FAIL")
@@ -205,6 +207,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
             (a.state in OVER and b.state not in OVER)
             or (a.state, b.state) == ("RUNNING", "PENDING")
             or (a.state, a.reason, b.state, b.reason) == ("RUNNING", "None", "RUNNING", "Prolog")
+            or (a.state == b.state == "RUNNING" and a.nodes != b.nodes)
         )
         for a, b in pairwise(seen)
     )
@@ -215,27 +218,40 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         unsaved = f"slurmctld was killed after it had been told of the script's end: {end.batch}"
     final = failed and "--no-requeue" in end.kind.options and not end.output
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
-    held, unended = HOLDER.search(end.output), UNENDED.search(end.output)
+    held = HOLDER.search(end.output)
     killed = TASK_KILLED.search(end.output)
-    ours, slurms = _our_line(end, fault) if failed else "", SLURMS.search(end.output)
+    ours = _our_line(end, fault) if failed_or_incomplete else ""
+    slurms = SLURMS.search(end.output) if failed_or_incomplete else None
     shown = {
         LINE: ours,
         ID_REUSED: ours if ids & reused else "",
         COMMENT: end.comment if end.comment.startswith("vhpc: ") and not IMAGE.fullmatch(end.comment) else "",
-        SLURM: slurms[0] if failed and slurms else "",
+        SLURM: slurms[0] if slurms else "",
         FINAL: "its start was lost, and it may not be requeued" if final else "",
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
         UNSAVED: unsaved,
         UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
-        NO_STEPD: unended[0] if end.kind.act == "interactive" and end.state == "TIMEOUT" and unended else "",
+        NO_STEPD: _without_stepd(end),
         PEER_KILLED: killed[0] if end.state == "TIMEOUT" and killed else "",
         HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
         FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",
     }
     return shown[way]
+
+
+def _without_stepd(end: End) -> str:
+    """What shows that slurmctld waited for a slurmstepd that was gone; empty when nothing does."""
+    if end.state != "TIMEOUT":
+        return ""
+    if end.kind.act == "interactive":
+        unended = UNENDED.search(end.output)
+        return unended[0] if unended else ""
+    if not end.batch or BATCH_DONE.search(end.batch):
+        return ""
+    return f"slurmctld was not told of the script's end: {end.batch}"
 
 
 def drained_by(trouble: Trouble, faults: Sequence[Injected]) -> Injected | None:
