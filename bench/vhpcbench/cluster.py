@@ -11,10 +11,12 @@ not measured, and neither are QEMU and the boot of a guest.
 
 For 1, 16, 64 and 128 nodes: from sbatch to the first line of the script, alternately without and with
 --vhpc-image; then the same for 200 tasks of a job array, of one node each. A job that has started waits
-until all have. Of each: requests to slurmctld by sdiag, without those of the benchmark itself; CPU time of
-slurmctld, vhpcd, vhpc-hookd with the controller's hooks, munged of the controller, and all processes of all
-nodes. All nodes share the CPUs of this machine, and on a site each has its own: what the nodes' processes
-take here one after the other, they take there at the same time. docs/scale.md has a model.
+until all have. Slurm's main scheduler lets a job wait for up to two seconds, without vhpc as with it, so what
+is compared is the time from the (first) allocation in slurmctld's log to the (last) script's first line.
+Of each: requests to slurmctld by sdiag, without those of the benchmark itself; CPU time of slurmctld, vhpcd,
+vhpc-hookd with the controller's hooks, munged of the controller, and all processes of all nodes. All nodes
+share the CPUs of this machine, and on a site each has its own: what the nodes' processes take here one after
+the other, they take there at the same time. docs/scale.md has a model.
 
 Targets: the script of the largest job starts at most 1 s later; requests to slurmctld for a job do not grow
 with its nodes; vhpcd takes less than 10 % of slurmctld's CPU time in jobs with vhpc.
@@ -61,6 +63,15 @@ PARTS = ("slurmctld", "vhpcd", "hooks", "munged", "nodes")
 OTHER_USER = "bob"
 WAYS = ("without", "with vhpc")
 WAIT_ENDED = 'n=1; until jobs=$(squeue -h) && [ -z "$jobs" ]; do n=$((n + 1)); sleep 1; done; echo $n'
+# the log has milliseconds, and the time zone of its host
+ALLOCATED = r"""
+import datetime, re, sys
+line = re.compile(r"\[(\S+)\] .*(?:sched: Allocate|_start_job: Started) JobId=%s[_ ]" % sys.argv[1])
+for found in map(line.match, open("/var/log/slurm/slurmctld.log", errors="replace")):
+    if found:
+        print(datetime.datetime.fromisoformat(found[1]).timestamp())
+        break
+"""
 SUBMIT = 'date +%s%N; exec sbatch --parsable "$@"'
 
 
@@ -80,9 +91,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Sample:
-    """One job, or all tasks of an array: seconds from sbatch to the start of each, and what was used."""
+    """One job, or all tasks of an array: seconds from sbatch to the start of each, and what was used.
+
+    ``allocated``: seconds from sbatch until Slurm gave the first of them its nodes.
+    """
 
     starts: list[float]
+    allocated: float
     to_start: Usage
     whole: Usage
 
@@ -96,10 +111,13 @@ class Case:
     jobs: int = 1
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
+    def took(self, way: str) -> list[float]:
+        """Seconds from the first allocation to the start of the last script, in each round."""
+        return [max(one.starts) - one.allocated for one in self.samples[way]]
+
     def later(self) -> list[float]:
         """By how many seconds the last script starts later with vhpc, in each round."""
-        plain, ours = (self.samples[way] for way in WAYS)
-        return [max(b.starts) - max(a.starts) for a, b in zip(plain, ours, strict=True)]
+        return [ours - plain for plain, ours in zip(*map(self.took, WAYS), strict=True)]
 
     def added(self) -> dict[str, float]:
         """Requests for a job that only vhpc causes, by type: medians of the rounds."""
@@ -157,6 +175,7 @@ def judged(report: Report, cases: list[Case]) -> Report:
     for case in cases:
         for way in WAYS:
             report.add(f"{case.name}, {way}", "s", [max(one.starts) for one in case.samples[way]])
+            report.add("    from the allocation", "s", case.took(way))
         report.add("    later", "s", case.later())
         if case.jobs > 1:
             for way in WAYS:
@@ -212,6 +231,7 @@ class Cluster:
         self._pids = {name: lab.pid("ctl", name) for name in ("slurmctld", "vhpcd", "munged", "vhpc-hookd")}
         self._nodes = [lab.init(node) for node in lab.nodes]
         self._last: dict[str, int] = {}
+        """By case its last job with vhpc."""
 
     def measure(self, case: Case, way: str) -> Sample:
         """Submit, wait until all scripts have started, let them end, wait until the nodes are free."""
@@ -230,12 +250,17 @@ class Cluster:
                 end.write(b"\n" * case.jobs)
                 polled = self.lab.run("login", "sh", "-c", WAIT_ENDED, user=OTHER_USER, timeout_s=START_S)
             after = self._look()
-        self._last[case.name] = int(job)
+        if image:
+            self._last[case.name] = int(job)
         after.requests["REQUEST_JOB_INFO"] -= int(polled)
         since = [moment - int(submitted) / 1e9 for moment in starts]
-        sample = Sample(since, begun.since(before), after.since(before))
+        allocated = self._allocated(int(job)) - int(submitted) / 1e9
+        sample = Sample(since, allocated, begun.since(before), after.since(before))
         said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in sample.to_start.cpu.items())
-        line = f"bench/cluster: {case.name}, {way}: after {max(since):.2f} s, CPU s until then: {said}"
+        line = (
+            f"bench/cluster: {case.name}, {way}: after {max(since):.2f} s, "
+            f"of these {allocated:.2f} until the allocation; CPU s until then: {said}"
+        )
         print(line, file=sys.stderr, flush=True)  # all of it takes minutes
         return sample
 
@@ -261,6 +286,13 @@ class Cluster:
         states = self.lab.run("ctl", "squeue", "-o", "%i %T %r")
         self.lab.run("ctl", "scancel", f"--user={USER}")
         raise BenchError(f"{len(files)} of {jobs} scripts have started after {START_S:g} s: {states[:500]}")
+
+    def _allocated(self, job: int) -> float:
+        """When Slurm gave a job, or the first task of an array, its nodes, in seconds since the epoch."""
+        said = self.lab.run("ctl", "python3", "-c", ALLOCATED, str(job))
+        if not said:
+            raise BenchError(f"slurmctld.log does not say when job {job} got its nodes")
+        return float(said)
 
     def _look(self) -> Usage:
         found = counted.all_processes()

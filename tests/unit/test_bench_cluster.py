@@ -71,11 +71,14 @@ def usage(cpu: float, **requests: int) -> Usage:
 
 
 def case(name: str, later: float, more: int, jobs: int = 1) -> Case:
-    """Two rounds of jobs that start after 1 s, and with vhpc ``later`` with so many more requests."""
+    """Two rounds of jobs that start after 1 s, and with vhpc ``later`` with so many more requests.
+
+    Before, Slurm's scheduler lets them wait for so long that the targets would be met by chance, or missed.
+    """
     made = Case(name, (), jobs)
-    for way, start, asked in ((WAYS[0], 1.0, 0), (WAYS[1], 1.0 + later, more)):
+    for way, wait, start, asked in ((WAYS[0], 1.5, 1.0, 0), (WAYS[1], 0.1, 1.0 + later, more)):
         whole = usage(1.0, REQUEST_COMPLETE_PROLOG=128, REQUEST_UPDATE_JOB=asked, REQUEST_JOB_INFO=asked)
-        made.samples[way] = [Sample([start] * jobs, usage(0.5), whole)] * 2
+        made.samples[way] = [Sample([wait + start] * jobs, wait, usage(0.5), whole)] * 2
     return made
 
 
