@@ -11,7 +11,7 @@ from campaign import report
 from campaign.attack import Attacks, Start
 from campaign.faults import FAULTS, JOB
 from campaign.findings import carry_out
-from campaign.judge import End, differs, drained_by, judge, touches
+from campaign.judge import End, differs, drained_by, judge, touches, without_processes
 from campaign.kinds import KINDS
 from campaign.plan import Plan, PlannedFault, PlannedJob, draw
 from campaign.record import Injected, Submitted
@@ -338,3 +338,17 @@ def test_a_drained_node_needs_a_fault_that_drains_in_these_words() -> None:
     assert drained_by(replace(again, at=600), [repeated]) is None
     for fault in FAULTS.values():
         assert fault.reach == JOB or not fault.role or fault.act == "cut"
+
+
+@pytest.mark.vlab_itself
+def test_an_extern_step_that_does_not_end_had_processes_or_not() -> None:
+    """Lines of slurmd.log of Slurm 24.11.5."""
+    sends = "[2076.extern] proctrack/linuxproc: _kill_proclist: Sending signal {} to pid 4318 (sleep)\n"
+    given_up = (
+        "[2076.extern] error: *** EXTERN STEP FOR 2076 STEPD TERMINATED ON n5 AT 2026-11-26T17:00:16 "
+        "DUE TO JOB NOT ENDING WITH SIGNALS ***\n"
+    )
+    log = f"{sends.format(15)}[2076.extern] Sent SIGKILL signal to StepId=2076.extern\n{given_up}"
+    assert without_processes(log) == [2076]
+    assert without_processes(sends.format(9) + log) == []
+    assert without_processes(log.replace("EXTERN STEP FOR 2076", "JOB 2076")) == []

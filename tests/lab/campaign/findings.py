@@ -14,10 +14,20 @@ from dataclasses import dataclass, field, replace
 from cluster import Lab
 
 from campaign.attack import starts
-from campaign.judge import HOLDER, End, Verdict, differs, drained_by, judge, touches
+from campaign.judge import (
+    HOLDER,
+    KILL_FAILED,
+    End,
+    Verdict,
+    differs,
+    drained_by,
+    judge,
+    touches,
+    without_processes,
+)
 from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
-from campaign.record import Injected, Record, Submitted
+from campaign.record import Record, Submitted
 from campaign.run import Campaign
 from campaign.trends import Trend, trends
 from campaign.watch import Trouble
@@ -36,7 +46,8 @@ class Findings:
     """The result of a campaign."""
 
     verdicts: list[Verdict]
-    drains: list[tuple[Trouble, Injected | None]]
+    drains: list[tuple[Trouble, str]]
+    """Drained nodes, each with the kind of the fault, or what of Slurm, that explains it; empty: nothing."""
     left: list[str]
     """What was not cleared away in CLEAN_S."""
     clean_after_s: float
@@ -56,8 +67,8 @@ class Findings:
 
     @property
     def causeless(self) -> list[Trouble]:
-        """Drained nodes that no fault explains."""
-        return [trouble for trouble, fault in self.drains if fault is None]
+        """Drained nodes that nothing explains."""
+        return [trouble for trouble, cause in self.drains if not cause]
 
     @property
     def passed(self) -> bool:
@@ -111,10 +122,18 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
                 verdicts.append(judge(end, touched, reused))
             except Exception:  # one job must not cost the report of all
                 record.broken.append(f"{key[0]}.{key[1]} was not judged:\n{traceback.format_exc()}")
-    drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
+    stuck = stuck_extern_steps(lab)
+    drains = [(trouble, _cause(trouble, record, stuck)) for trouble in campaign.watch.troubles]
     states = {node: lab.node_state(node)[0] for node in lab.nodes}
     harm, grown = harm_done(campaign, verdicts), [row for row in trends(record.samples) if row.bad]
     return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm, grown, record.broken)
+
+
+def _cause(trouble: Trouble, record: Record, stuck: dict[str, str]) -> str:
+    fault = drained_by(trouble, record.injected)
+    if fault is not None:
+        return fault.plan.kind
+    return stuck.get(trouble.node, "") if trouble.reason == KILL_FAILED else ""
 
 
 def harm_done(campaign: Campaign, verdicts: list[Verdict]) -> list[str]:
@@ -187,6 +206,16 @@ def batch_lines(lab: Lab) -> dict[int, str]:
         for line in log.splitlines():
             if match := re.search(r"\[(\d+)\.batch\] ", line):
                 found[int(match[1])] = f"{node}: {line}"
+    return found
+
+
+def stuck_extern_steps(lab: Lab) -> dict[str, str]:
+    """By node what is to be said of extern steps that did not end although they had nothing left."""
+    found = {}
+    for node in lab.nodes:
+        log = lab.run(node, "grep", "-h", "extern\\]", "/var/log/slurm/slurmd.log", check=False).out
+        if jobs := without_processes(log):
+            found[node] = f"Slurm: the extern step of job {jobs[-1]} had no process and did not end"
     return found
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
 import time
@@ -118,11 +119,15 @@ class Injector:
         fault = FAULTS[planned.kind]
         first = "ctl" if fault.ctl else self._node(planned)
         hosts = ["ctl"] if fault.ctl else [first, *(node for node in self.nodes if node != first)]
-        inner = f"{(planned.pick * len(self.nodes)) % 1.0:.3f}"
+        inner = f"{min(planned.pick * len(self.nodes) % 1.0, 0.999):.3f}"
         found: dict[str, Any] = {}
         for host in hosts:
             words = (fault.role, act, inner, str(planned.delay_s), str(TARGET_WAIT_S / len(hosts)))
-            found = json.loads(self.lab.run(host, "python3", "-", *words, stdin=FIND).out)
+            done = self.lab.run(host, "python3", "-", *words, stdin=FIND, check=False)
+            if done.code == 128 + signal.SIGKILL:
+                continue  # another fault has rebooted the host
+            assert done.code == 0, done
+            found = json.loads(done.out)
             if found:
                 break
         return host, found

@@ -39,6 +39,8 @@ DRAIN_S = 90.0
 """A Prolog that a fault broke may run into its own timeouts before it drains the node."""
 MIN_JOB_AGE_S = 300.0
 """MinJobAge of slurm.conf(5), its default: slurmctld forgets a job that has ended for so long."""
+KILL_FAILED = "Kill task failed"
+"""Slurm's reason to drain a node with a step that did not end within UnkillableStepTimeout."""
 OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
 # AdminComment of a job of which there is nothing to say: only what ran.
@@ -276,3 +278,16 @@ def _repeats(fault: Injected) -> bool:
     if fault.fault.role != "prolog" or fault.target is None:
         return False
     return "--no-requeue" in KINDS[fault.target[0].partition("-")[2]].options
+
+
+def without_processes(log: str) -> list[int]:
+    """Jobs whose extern step was given up, by slurmd's log, although its program, sleep, had ended.
+
+    slurmstepd before Slurm 25.05.1 may wait until UnkillableStepTimeout for a thread of its own: a race when
+    KillWait is over, with guests and without. If there was a process, it gets SIGKILL first.
+    """
+    given_up = re.findall(
+        r"EXTERN STEP FOR (\d+) STEPD TERMINATED .* DUE TO JOB NOT ENDING WITH SIGNALS", log
+    )
+    jobs = sorted({int(job) for job in given_up})
+    return [job for job in jobs if not re.search(rf"\[{job}\.extern\] .*: Sending signal 9 to pid", log)]

@@ -38,7 +38,7 @@ class PlannedJob:
 class PlannedFault:
     """A fault: after so many jobs were submitted, and ``pause_s``.
 
-    ``pick`` (0 to 1) chooses among what there is to hit at that moment,
+    ``pick`` (from 0, less than 1) chooses among what there is to hit at that moment,
     ``delay_s`` is how long after it was found, ``hold_s`` how long until the
     fault is undone.
     """
@@ -110,7 +110,7 @@ def draw(
                 kind,
                 after,
                 pause_s=_seconds(dice, 0, 3 * pace),
-                pick=round(dice.random(), 3),
+                pick=min(round(dice.random(), 3), 0.999),
                 delay_s=_seconds(dice, 0, FAULTS[kind].delay_s * pace),
                 hold_s=_seconds(dice, 0, FAULTS[kind].hold_s),
             )

@@ -40,7 +40,7 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
                 ("unexplained ends", len(findings.unexplained)),
                 ("leaks", len(findings.left)),
                 ("drained nodes", len(findings.drains)),
-                ("drained nodes that no fault explains", len(findings.causeless)),
+                ("drained nodes that nothing explains", len(findings.causeless)),
                 ("what the operator did", len(record.helped)),
                 *([("daemons and files that grow", len(findings.grown))] if record.samples else []),
             ],
@@ -53,9 +53,8 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
         _list(f"{v.end.name}: {v.end.wrong}. {v.why}" for v in verdicts if v.why and not v.own),
         "## Drained nodes",
         _list(
-            f"{trouble.node} {trouble.state}: {trouble.reason}"
-            f" ({fault.plan.kind if fault else '**no fault**'})"
-            for trouble, fault in findings.drains
+            f"{trouble.node} {trouble.state}: {trouble.reason} ({cause or '**no fault**'})"
+            for trouble, cause in findings.drains
         ),
         "## Unexplained",
         _list(_unexplained(verdict) for verdict in findings.unexplained),
@@ -93,7 +92,7 @@ def plain(plan: Plan, record: Record, findings: Findings) -> dict[str, Any]:
             for f in record.injected
         ],
         "missed": [fault.kind for fault in record.missed],
-        "drains": [(trouble.node, trouble.reason, bool(fault)) for trouble, fault in findings.drains],
+        "drains": [(trouble.node, trouble.reason, cause) for trouble, cause in findings.drains],
         "left": findings.left,
         "operator": record.helped,
         "attacks": asdict(record.attacks) if record.attacks else None,
