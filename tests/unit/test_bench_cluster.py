@@ -45,7 +45,7 @@ def test_the_kernel_counts_what_a_child_has_used() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
     after = counted.all_processes()[os.getpid()]
-    assert after.children_s - before.children_s >= 0.29
+    assert after.children_s - before.children_s > 0.275  # the kernel counts ticks of 10 ms
     now, peak = counted.memory_mib(os.getpid())
     assert 1 < now <= peak
 
