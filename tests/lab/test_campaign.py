@@ -294,6 +294,21 @@ def test_an_end_that_slurmctld_forgot_was_seen_before() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_ends_that_a_run_of_thousands_of_jobs_has_shown() -> None:
+    """Each was found in the logs of slurmctld and slurmd."""
+    forked = injected("stepd-kill", 105, 105)  # between fork and exec the task is named slurmstepd
+    assert (
+        judge(ended("exit-7", "FAILED", "0:9", ""), (forked,), NOBODY).why == "stepd-kill: killed by signal 9"
+    )
+    rebooted, says = injected("reboot", 105, 106), "srun: error: Timed out waiting for job step to complete\n"
+    assert judge(ended("srun", "TIMEOUT", "0:0", says), (rebooted,), NOBODY).why == f"reboot: {says.strip()}"
+    restarted = injected("slurmctld-kill", 105, 106, "")
+    complete, begun = "up in a guest\ndone\n", "up in a guest\n"
+    assert judge(ended("srun", "CANCELLED", "0:0", complete), (restarted,), NOBODY).why
+    assert judge(ended("srun", "CANCELLED", "0:0", begun), (restarted,), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
 def test_a_database_that_was_locked_is_named_in_the_comment() -> None:
     locked, why = injected("database-busy", 105, 113, ""), "vhpc: vhpcd cannot use its database (x)"
     end = replace(ended("srun", "CANCELLED", "0:0", ""), comment=why)

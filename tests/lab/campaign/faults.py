@@ -86,8 +86,8 @@ _ALL = (
     Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT,
           needs_guest=True),
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM, PEER_KILLED), delay_s=1, weight=2),
-    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT, NO_STEPD), delay_s=1, weight=2,
-          long=True),
+    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT, NO_STEPD, KILLED),
+          delay_s=1, weight=2, long=True),
     # the step's server of PMI-2 or PMIx goes away
     Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE, NO_STEPD), delay_s=2, weight=2),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM, FINAL), delay_s=4, weight=3,
@@ -110,7 +110,7 @@ _ALL = (
     # of a node with a guest on a job's network, while it boots, waits for the others, or runs
     Fault("job-network-cut", NODE, "cut", "networked-qemu", ends=(*ANY, UNHEARD), delay_s=10, hold_s=12,
           weight=3, drains=HOOK, needs_guest=True),
-    Fault("reboot", NODE, "reboot", ends=(*ANY, *LOST), weight=2, long=True,
+    Fault("reboot", NODE, "reboot", ends=(*ANY, *LOST, NO_STEPD), weight=2, long=True,
           drains=r"Node unexpectedly rebooted"),
     # daemons of the cluster
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),

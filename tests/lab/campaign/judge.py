@@ -216,6 +216,8 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
     unsaved = ""
     if undone:
         unsaved = "slurmctld was killed before it saved what had become of the job"
+    elif end.kind.act == "interactive" and end.state == "CANCELLED" and not _missing(end):
+        unsaved = "slurmctld was killed before it saved the end of an srun, whose output is complete"
     elif reported:
         unsaved = f"slurmctld was killed after it had been told of the script's end: {end.batch}"
     final = failed and "--no-requeue" in end.kind.options and not end.output
