@@ -30,6 +30,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
+def config_in(folder: Path) -> Config:
+    return Config(paths=type(Config().paths)(state=str(folder / "state"), run=str(folder / "run")))
+
+
 def health(calls: Path, monkeypatch: pytest.MonkeyPatch, *results: RepairResult) -> int:
     monkeypatch.setattr(healthcheck, "reconcile", lambda *args, **options: list(results))
     return healthcheck.run(Config(controller=Controller(slurm_bin=str(calls.parent))))
@@ -92,7 +96,7 @@ def test_without_vhpcd_no_generation_is_compared(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ControllerClient, "leases", refuse)
     monkeypatch.setattr(audit, "audit", lambda _, node, live, *others: note(live))
-    config = Config(paths=type(Config().paths)(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
+    config = config_in(tmp_path)
     (result,) = run.reconcile(config, "n1", check=False)
     assert (result.kind, result.repaired, result.what) == ("controller", False, "vhpcd does not answer")
     assert seen == [None]
@@ -101,7 +105,7 @@ def test_without_vhpcd_no_generation_is_compared(monkeypatch: pytest.MonkeyPatch
 def test_a_job_that_starts_while_vhpcd_answers_is_not_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = Config(paths=type(Config().paths)(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
+    config = config_in(tmp_path)
     layout = Layout(config)
     old, new = (Generation.parse(f"100000000{number}.0.0123abcd") for number in range(2))
 

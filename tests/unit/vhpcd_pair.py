@@ -27,7 +27,7 @@ from vhpc_slurm.model import Lease
 NEEDS = (
     pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT),
     pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: each vhpcd gets a host name of its own"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="run as root: each vhpcd gets a host name of its own"),
 )
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from cluster import Lab
@@ -198,11 +199,17 @@ def read_outputs(lab: Lab) -> dict[str, str]:
     return texts
 
 
+def step_logs(lab: Lab, step: str) -> Iterator[tuple[str, str]]:
+    """Each node, with the lines in its slurmd's log that slurmstepds of such steps have written."""
+    for node in lab.nodes:
+        done = lab.run(node, "grep", "-h", f"{step}\\]", "/var/log/slurm/slurmd.log", check=False)
+        yield node, done.out
+
+
 def batch_lines(lab: Lab) -> dict[int, str]:
     """By job the last line of its batch script's slurmstepd, with its node."""
     found = {}
-    for node in lab.nodes:
-        log = lab.run(node, "grep", "-h", "batch\\]", "/var/log/slurm/slurmd.log", check=False).out
+    for node, log in step_logs(lab, "batch"):
         for line in log.splitlines():
             if match := re.search(r"\[(\d+)\.batch\] ", line):
                 found[int(match[1])] = f"{node}: {line}"
@@ -212,8 +219,7 @@ def batch_lines(lab: Lab) -> dict[int, str]:
 def stuck_extern_steps(lab: Lab) -> dict[str, str]:
     """By node what is to be said of extern steps that did not end although they had nothing left."""
     found = {}
-    for node in lab.nodes:
-        log = lab.run(node, "grep", "-h", "extern\\]", "/var/log/slurm/slurmd.log", check=False).out
+    for node, log in step_logs(lab, "extern"):
         if jobs := without_processes(log):
             found[node] = f"Slurm: the extern step of job {jobs[-1]} had no process and did not end"
     return found
