@@ -23,9 +23,8 @@ demo: ## Build everything, start the lab, run a two-node job in guests
 	@scripts/demo
 
 .PHONY: check
-check: lint types ## All checks, from lint to end-to-end tests on the lab
-	@$(MAKE) --no-print-directory unit ctest hw-case lab-tests
-	@echo "make check: all passed"
+check: ## All checks, from lint to end-to-end tests on the lab; prints what took how long
+	@scripts/check
 
 .PHONY: check-slow
 check-slow: slow-deps check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
@@ -40,10 +39,7 @@ slow-deps: # before check, whose tests use what is there
 	scripts/deps qemu-system-x86 default-jre-headless maven uidmap chromium
 
 .PHONY: deps
-deps: .venv/.done ## Install build and test dependencies
-	@:
-
-.venv/.done: pyproject.toml scripts/deps scripts/packages.txt
+deps: ## Install build and test dependencies; nothing to do takes a moment
 	@scripts/deps
 
 .PHONY: lint
@@ -59,6 +55,8 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py
+	$(MYPY) scripts/check
+	$(MYPY) scripts/pace
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
@@ -88,10 +86,10 @@ test-one: unit-programs ## T=…: a test file, a node id, or C tests by name
 
 .PHONY: ctest
 ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a short fuzz run
-	@mkdir -p $(BUILD)
+	@mkdir -p $(BUILD)/check
 	@cmake -S . -B $(BUILD)/asan -G Ninja -DVHPC_SANITIZE=ON >$(BUILD)/asan.log || { cat $(BUILD)/asan.log; exit 1; }
 	cmake --build $(BUILD)/asan
-	ctest --test-dir $(BUILD)/asan --output-on-failure
+	ctest --test-dir $(BUILD)/asan --output-on-failure -j $(shell nproc) --output-junit $(CURDIR)/$(BUILD)/check/ctest.xml
 	scripts/fuzz --runs 20000
 
 .PHONY: lab-up
@@ -109,7 +107,7 @@ check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machi
 
 .PHONY: hw-case
 hw-case: deps ## One job of check-hw, with a GPU and a virtual function
-	$(PY) -m pytest -m hw tests/hw/test_hw_devices.py
+	$(PY) -m pytest -m hw --junitxml=$(BUILD)/check/hw-case.xml tests/hw/test_hw_devices.py
 
 .PHONY: packages
 packages: deps ## Debian packages of this checkout in build/packages (as root); SUITE=bookworm: for Debian 12, in build/packages-bookworm

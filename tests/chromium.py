@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pace import limit
+
 CHROMIUM = shutil.which("chromium")
 OPTIONS = (
     "--headless",
@@ -79,7 +81,7 @@ class Keyboard:
 
     def until(self, expression: str) -> None:
         """Wait until an expression is true in the page."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + limit(60)
         while not self.value(expression):
             assert time.monotonic() < deadline, expression
             time.sleep(0.1)
@@ -97,7 +99,7 @@ class Keyboard:
                 return answer["result"]
 
     def _next(self) -> Any:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + limit(120)
         while b"\0" not in self._rest:
             assert select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]
             piece = os.read(self._answers, 1 << 16)

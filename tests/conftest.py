@@ -20,6 +20,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from pace import limit
+
+LIMIT_S = 300
+"""What hangs is ended: seconds for a test."""
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "python")
 _CLONE_NEWNET = 0x40000000  # os.unshare comes with Python 3.12
 # Background shells ignore it, and programs that tests interrupt would ignore it, too.
@@ -42,7 +46,10 @@ def pytest_configure() -> None:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=10)
 
 
+@pytest.hookimpl(trylast=True)  # folders of tests have limits of their own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        own = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(limit(own.args[0] if own else LIMIT_S)), append=False)
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pace import limit
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,7 +155,7 @@ class Machine:
 
     def until(self, condition: Callable[[], T], what: str, timeout: float = 120) -> T:
         """Wait for a condition to be true; returns what it gave."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + limit(timeout)
         while not (found := condition()):
             assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}\n{self.story()}"
             time.sleep(0.3)

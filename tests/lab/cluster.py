@@ -16,6 +16,8 @@ from typing import Any
 
 from host_commands import HostCommands
 
+from pace import limit
+
 ROOT = Path(__file__).resolve().parents[2]
 VLAB = str(ROOT / "lab" / "vlab")
 EXEC = (sys.executable, "-S", VLAB, "exec")
@@ -28,7 +30,7 @@ NODES = ("n1", "n2")
 # or before the kernel could write to the console; and an assertion of QEMU 10.0 about its own tables.
 EMULATOR_FAULTS = re.compile(
     "RCU grace-period kthread stack dump"
-    "|within 120 s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
+    "|within [0-9]+ s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
     "|iotlb_to_section: Assertion"
 )
 USAGE = re.compile(r"(?:; |(?<=^vhpc:) )usage (?:[a-z_]+=[0-9./]+ ?)+$")
@@ -72,7 +74,7 @@ class Job:
 
     def wait(self, *states: str, timeout: float = 180) -> str:
         """Wait for one of the states (default: ended); returns it."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + limit(timeout)
         while True:
             show = self.show()
             state = show["JobState"]
@@ -91,7 +93,7 @@ class Job:
 
     def leave_queue(self, timeout: float = 300) -> None:
         """Wait until all of it has ended, and the Epilogs of its nodes too."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + limit(timeout)
         while self.queued():
             assert time.monotonic() < until, f"job {self.id} has not left the queue after {timeout:.0f} s"
             time.sleep(0.3)
@@ -102,7 +104,7 @@ class Job:
         AdminComment is without the figures of what the job has used, which come a moment later.
         """
         want = f"{self.id}{step}"
-        until = time.monotonic() + 60
+        until = time.monotonic() + limit(60)
         while True:
             out = self.lab.run("ctl", "sacct", "-nP", "-j", str(self.id), "-o", f"JobID,State,{fields}").out
             rows = {row.split("|")[0]: row.split("|")[1:] for row in out.splitlines()}
@@ -172,7 +174,7 @@ class Lab:
         Raises:
             EmulatorError: the output on the login host shows a fault of the emulator.
         """
-        done = self._commands.run(["-u", user, host, "--", *argv], stdin.encode(), timeout)
+        done = self._commands.run(["-u", user, host, "--", *argv], stdin.encode(), limit(timeout))
         result = Done(done.code, done.out.decode(errors="replace"), done.err.decode(errors="replace"))
         fault = EMULATOR_FAULTS.search(result.out + result.err) if host == "login" else None
         if fault is not None:
@@ -182,7 +184,9 @@ class Lab:
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""
-        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=150)
+        subprocess.run(
+            [VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=limit(150)
+        )
 
     def submit(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
         """sbatch a script; ``image`` None means a job without a guest."""
@@ -230,7 +234,7 @@ class Lab:
 
     def quiet(self, timeout: float = 180) -> None:
         """Wait until no job is left in the queue, completing ones included."""
-        until = time.monotonic() + timeout
+        until = time.monotonic() + limit(timeout)
         while self.run("ctl", "squeue", "-h", "-o", "%i %T").out.strip():
             assert time.monotonic() < until, self.run("ctl", "squeue").out
             time.sleep(0.3)
@@ -240,7 +244,7 @@ class Lab:
 
         A node that is drained or down is resumed, so that it fails this test and no other.
         """
-        until = time.monotonic() + timeout
+        until = time.monotonic() + limit(timeout)
         while True:
             states = self.run("ctl", "scontrol", "-o", "show", "node", ",".join(self.nodes)).out
             if "NOT_RESPONDING" not in states or time.monotonic() > until:

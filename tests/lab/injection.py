@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from cluster import NODES, Job, Lab
+
+import pace
 
 T = TypeVar("T")
 
@@ -18,12 +19,8 @@ WAITING = "echo up on $(hostname); until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2
 
 
 def until(condition: Callable[[], T], what: str, timeout: float = 120) -> T:
-    """Wait for a condition to be true; returns what it gave."""
-    end = time.monotonic() + timeout
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}"
-        time.sleep(0.2)
-    return found
+    """Wait for a condition of the lab to be true; returns what it gave."""
+    return pace.until(condition, what, timeout, every=0.2)
 
 
 def said(lab: Lab, job: Job) -> str:

@@ -11,6 +11,8 @@ import pytest
 from cluster import VLAB, Job, Lab
 from injection import WAITING, ask_again, boots, let_go, ours, requeued, runs, said, settled, until
 
+from pace import limit
+
 pytestmark = pytest.mark.lab
 
 
@@ -124,7 +126,7 @@ def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, de
             return "was forgotten"
         return "runs" if "up" in said(lab, job) else "was requeued" if int(found[2]) else ""
 
-    became, end = "", time.monotonic() + 45
+    became, end = "", time.monotonic() + limit(45)
     while not became and time.monotonic() < end:
         became = outcome()
     print(f"slurmctld {act} {delay} s after the start: the job {became or 'waits'}")

@@ -11,6 +11,8 @@ from cluster import Lab
 from injection import in_boot, qemu_killer
 from vcpus import THREADS
 
+from pace import limit
+
 pytestmark = pytest.mark.lab
 
 TWO = ("--vhpc-guests-per-node=2", "--mem=1400")
@@ -35,7 +37,7 @@ def test_tasks_fill_the_guests_of_each_node_in_blocks(lab: Lab) -> None:
         *TWO,
     )
     job.wait("RUNNING")
-    marker, until = f"/home/alice/several-{job.id}", time.monotonic() + 240
+    marker, until = f"/home/alice/several-{job.id}", time.monotonic() + limit(240)
     while lab.run("login", "ls", marker, check=False).code != 0:
         assert time.monotonic() < until, job.show()
         assert job.show()["JobState"] == "RUNNING", job.output()

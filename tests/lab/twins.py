@@ -13,6 +13,8 @@ from typing import Any
 
 from cluster import IMAGE, Job, Lab, without_retries
 
+from pace import limit
+
 WHERE = "/home/alice/same"
 SOURCES = Path(__file__).with_name("same")
 
@@ -103,7 +105,7 @@ def until(
     condition: Callable[[], object], what: str, timeout: float = 180, instead: Callable[[], str] = lambda: ""
 ) -> None:
     """Wait for a condition; `instead` tells, when it does not come, what there is."""
-    end = time.monotonic() + timeout
+    end = time.monotonic() + limit(timeout)
     while not condition():
         assert time.monotonic() < end, f"waited {timeout:g} s in vain for: {what} {instead()}"
         time.sleep(0.2)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pace import limit
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500
 
@@ -51,7 +53,7 @@ def run(*words: str | Path, **environment: str) -> str:
 
 def until(true: Callable[[], bool], what: str, limit_s: float = 300.0) -> None:
     """Wait for a condition."""
-    end = time.monotonic() + limit_s
+    end = time.monotonic() + limit(limit_s)
     while not true():
         assert time.monotonic() < end, f"no {what} after {limit_s:g} s"
         time.sleep(0.5)

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from pace import limit
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import Network
@@ -115,7 +116,7 @@ def munged(key: bytes | None = None, shift_s: int = 0) -> Iterator[Munged]:
 
 
 def wait_for(ready: Callable[[], object], complaint: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + limit(seconds)
     while not ready():
         assert time.monotonic() < deadline, complaint
         time.sleep(0.02)

@@ -17,6 +17,7 @@ import rich.columns
 import rich.table
 import rich.tree  # noqa: F401
 
+from pace import limit
 from vhpc_slurm.cli import bootline, console, jobs, report, reporthtml, timeline, userconsole  # noqa: F401
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.controller import client  # noqa: F401
@@ -56,7 +57,7 @@ class Forked:
 
     def read_until(self, text: str) -> str:
         """Standard output until it contains a text."""
-        seen, deadline = "", time.monotonic() + WAIT_S
+        seen, deadline = "", time.monotonic() + limit(WAIT_S)
         while text not in seen:
             assert select.select([self.out], [], [], deadline - time.monotonic())[0], f"only {seen!r}"
             piece = os.read(self.out, 65536)

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pace import limit
+
 if TYPE_CHECKING:
     from guest_rig import Guest
 
@@ -38,7 +40,7 @@ def on_a_terminal(guest: Guest, argv: list[str], shown: bytes, keys: bytes) -> t
     if pid == 0:
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
         os.execve(guest.bin / "vhpc-run", ["vhpc-run", *argv], guest.env(VHPC_RUN_COMMANDS="sh"))
-    screen, until = b"", time.monotonic() + WAIT_S
+    screen, until = b"", time.monotonic() + limit(WAIT_S)
     while time.monotonic() < until:
         if keys and shown in screen:
             os.write(master, keys)

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pace import limit
 from vhpc_slurm.config.database import Database
 
 WHY_NOT = "needs a MariaDB server: apt install mariadb-server (make deps does it)"
@@ -81,7 +82,7 @@ class Server:
                 stdout=log,
                 stderr=log,
             )
-        until = time.monotonic() + STARTS_S
+        until = time.monotonic() + limit(STARTS_S)
         while True:
             try:
                 self.root().close()

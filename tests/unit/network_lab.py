@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from controller_lab import allocation, identity, request, wait_for
 
+from pace import limit
 from vhpc_slurm.model import (
     Generation,
     GuestInterface,
@@ -231,7 +232,7 @@ class Guest:
 
     def heard(self, what: Callable[[bytes], bool], seconds: float = 1.0) -> list[bytes]:
         """Frames that fit, until one does or the time is over."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + limit(seconds)
         while select.select([self.fd], [], [], max(0.0, until - time.monotonic()))[0]:
             frame = os.read(self.fd, 65536)
             if what(frame):

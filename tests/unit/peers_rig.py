@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from pace import limit
 from vhpc_slurm.catalog import with_list
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Blob, ImageIdentity, ImageManifest, ImageRef
@@ -279,7 +280,7 @@ def frame(data: bytes) -> bytes:
 
 
 def wait_for(holds: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
+    until = time.monotonic() + limit(seconds)
     while not holds():
         assert time.monotonic() < until, what
         time.sleep(0.01)

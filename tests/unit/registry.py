@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pace import limit
+
 CONFIG = """
 version: 0.1
 log: {{level: error}}
@@ -58,7 +60,7 @@ def registry(folder: Path) -> Iterator[Registry]:
 
 
 def _wait(port: int) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()

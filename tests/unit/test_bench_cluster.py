@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from pace import limit
 from vhpcbench import counted, light_libvirt
 from vhpcbench.cluster import WAYS, Case, Sample, Usage, judged
 from vhpcbench.common import BenchError, Report
@@ -125,7 +126,7 @@ def test_the_stand_in_hands_its_first_connection_to_the_agent(
     light_libvirt.start_agent(path, "vhpc-1-0-ab-g0")
     with socket.socket(socket.AF_UNIX) as host:
         host.connect(path)
-        until = time.monotonic() + 60
+        until = time.monotonic() + limit(60)
         while not said.exists() and time.monotonic() < until:
             time.sleep(0.01)
     *files, options = said.read_text().splitlines()
@@ -147,7 +148,7 @@ def test_the_stand_in_ends_all_processes_of_a_domain(tmp_path: Path, monkeypatch
     assert [domain.name() for domain in light_libvirt.domains()] == ["vhpc-1-0-ab-g0"]
     with socket.socket(socket.AF_UNIX) as host:
         host.connect(path)
-        until = time.monotonic() + 60
+        until = time.monotonic() + limit(60)
         while not alive.exists() and time.monotonic() < until:
             time.sleep(0.01)
         with alive.open("rb") as pipe:

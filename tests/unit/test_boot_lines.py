@@ -21,6 +21,7 @@ from forked_vhpc import Forked, run_json
 from lease_records import record
 from vhpcd_process import Vhpcd, make
 
+from pace import limit
 from vhpc_slurm.cli import bootline
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.controller.api import progress
@@ -110,7 +111,7 @@ class Watcher:
     def lines(self) -> list[tuple[float, str]]:
         """All lines until it ends, with the time at which each came."""
         found: list[tuple[float, str]] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + limit(60)
         while True:
             assert select.select([self.terminal], [], [], deadline - time.monotonic())[0], found
             try:

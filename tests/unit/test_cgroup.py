@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.config import Guests
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import (
@@ -89,7 +90,7 @@ def test_a_helper_is_in_the_group_in_every_hierarchy(group: Cgroup) -> None:
 def test_the_end_reaches_processes_that_left_their_session(group: Cgroup) -> None:
     script = "for i in 1 2 3; do env -i setsid sh -c 'trap \"\" TERM; sleep 60 & sleep 60' & done; sleep 60"
     child = member(group, "sh", "-c", script)
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while len(group.pids()) < 10 and time.monotonic() < until:
         time.sleep(0.02)
     pids = group.pids()
@@ -105,7 +106,7 @@ def test_a_fork_bomb_is_bounded_and_ended(group: Cgroup) -> None:
     if not counted:
         pytest.skip("no pids controller is mounted here: mount one")
     child = member(group, "sh", "-c", "f() { f & f & wait; }; f 2>/dev/null")
-    until = time.monotonic() + 20
+    until = time.monotonic() + limit(20)
     while "max 0" in (counted[0] / "pids.events").read_text() and time.monotonic() < until:
         time.sleep(0.02)
     assert "max 0" not in (counted[0] / "pids.events").read_text(), "no fork was ever refused"
@@ -187,7 +188,7 @@ def test_held_memory_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     group.kill()
     qemu.wait()
     # in a message that nobody has read: no process shows it; the kernel counts a little later
-    until = time.monotonic() + 10
+    until = time.monotonic() + limit(10)
     while group.guest_memory_bytes() < 40 << 20 and time.monotonic() < until:
         time.sleep(0.05)
     assert group.guest_memory_bytes() > 40 << 20

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.guest import wire
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
@@ -204,7 +205,7 @@ def test_a_guest_that_talks_nonsense_is_a_channel_error(late_guest: Guest) -> No
         for _ in range(60):
             console.write(b"x" * 65536)
             time.sleep(0.01)
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + limit(WAIT_S)
     while late_guest.console.stat().st_blocks * 512 > 5 * 65536 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert late_guest.console.stat().st_blocks * 512 <= 5 * 65536

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from completion_site import ROOT, completion_site
 
+from pace import limit
+
 pytestmark = pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh: apt install zsh (make deps)")
 
 START = """
@@ -65,7 +67,7 @@ def in_zsh(folder: Path, typed: str, others: str = "") -> str:
 
 def wait_for(terminal: int, path: Path) -> None:
     """Read the terminal, so that zsh can write to it, until a file is there."""
-    shown, deadline = b"", time.monotonic() + 60
+    shown, deadline = b"", time.monotonic() + limit(60)
     while not path.exists():
         assert time.monotonic() < deadline, shown.decode(errors="replace")
         if select.select([terminal], [], [], 0.05)[0]:

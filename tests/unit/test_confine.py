@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host import confine, process
 from vhpc_slurm.node.host.cgroup import CgroupEntry
@@ -69,7 +70,7 @@ def sleeper(folder: Path) -> Iterator[process.ProcessRef]:
             ["/usr/bin/sleep", "60"], confinement(folder), generation=GENERATION, stderr=null.fileno()
         )
     ref = helper.finish(10)
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while Path(f"/proc/{ref.pid}/comm").read_text() != "sleep\n" and time.monotonic() < until:
         time.sleep(0.01)
     yield ref
@@ -198,7 +199,7 @@ def test_a_helper_that_is_killed_at_its_start_is_the_users_doing(folder: Path, t
 def test_a_stopped_helper_is_the_users_doing(sleeper: process.ProcessRef) -> None:
     assert confine.disturbed("it", [sleeper]) is None
     assert as_alice("import os, sys; os.kill(int(sys.argv[1]), 19); print('sent')", sleeper.pid) == "sent\n"
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while not process.is_stopped(sleeper) and time.monotonic() < until:
         time.sleep(0.01)
     assert "stopped by a signal" in str(confine.disturbed("it", [sleeper]))
@@ -314,7 +315,7 @@ def test_the_attack_works_on_a_process_that_is_not_confined() -> None:
     """Else the test above would show nothing."""
     child = subprocess.Popen([*process.drop_to(ALICE), "/usr/bin/sleep", "60"])
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + limit(30)
         while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\n" and time.monotonic() < until:
             time.sleep(0.01)
         reached = as_alice(REACH, child.pid).split()

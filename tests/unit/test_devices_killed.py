@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from device_rig import GENERATION, Rig, clear, device_rig, passthrough, quarantined, state, take
 
+from pace import limit
 from vhpc_slurm import files
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices import assignment
@@ -46,7 +47,7 @@ def _in_child(action: Callable[[], object]) -> int:
             action()
         finally:
             os._exit(0)
-    until = time.monotonic() + 60
+    until = time.monotonic() + limit(60)
     while time.monotonic() < until:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

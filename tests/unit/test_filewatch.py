@@ -19,6 +19,7 @@ from opensm_disturbances import KINDS
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 
+from pace import limit
 from vhpc_slurm.fabric import filewatch
 from vhpc_slurm.fabric.filewatch import FileWatch, Inotify, Watched
 from vhpc_slurm.fabric.managers import serve
@@ -153,7 +154,7 @@ def test_who_changes_the_file_without_end_meets_the_auditor(
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=1.0) as vhpcd:
         opened(vhpcd, 1, "n1", "n2")
-        until = time.monotonic() + 5.0
+        until = time.monotonic() + limit(5.0)
         while time.monotonic() < until:
             fabric.replace(OPENING)
             time.sleep(0.01)

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_lab import lease_of, plan_of
 
+from pace import limit
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import protocol as wire
@@ -122,7 +123,7 @@ class Site:
             for address in peer.addresses
         }
         own = {text.partition("/")[0] for text in (channel.interface.ipv4, channel.interface.ipv6)}
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + limit(wait_s)
         while True:
             lost = tuple(
                 address

@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING
 import pytest
 from guest_processes import WAIT_S
 
+from pace import limit
+
 if TYPE_CHECKING:
     from guest_rig import Guest
 
@@ -38,7 +40,7 @@ def start(guest: Guest, stdout: IO[bytes], *before: str) -> subprocess.Popen[byt
 
 def maps_after_half(run: subprocess.Popen[bytes], out: Path) -> str:
     """Mappings of vhpc-run when it has written the first half."""
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + limit(WAIT_S)
     while out.stat().st_size < SIZE:
         assert time.monotonic() < until, "the output did not arrive"
         time.sleep(0.02)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pmi_rig import CLIENT, INIT, USE_PMI, WAIT_S, Server, free_port, in_step, join_network, pmi_step
 
+from pace import limit
 from vhpc_slurm.node.guest import wire
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def test_an_agent_that_cannot_refuse_starts_no_such_task(late_guest: Guest, serv
     env = late_guest.env() | pmi_step(SLURM_STEP_NUM_NODES="2", PMI_FD=str(fd))
     run = subprocess.Popen(command, env=env, pass_fds=(fd,), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     end = wire.FrameStream(late_guest.agent_end)
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + limit(WAIT_S)
     hello = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
     end.send(wire.FrameType.HELLO, hello, until)
     late_guest.agent_end.settimeout(WAIT_S)

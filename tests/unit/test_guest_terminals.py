@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from guest_processes import WAIT_S, on_a_terminal
 
+from pace import limit
+
 if TYPE_CHECKING:
     from guest_rig import Guest
 
@@ -32,7 +34,7 @@ def _is_stopped(pid: int) -> bool:
 
 def _becomes(pid: int, stopped: bool) -> bool:
     """The process is stopped, or goes on, within some seconds."""
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + limit(WAIT_S)
     while _is_stopped(pid) != stopped and time.monotonic() < until:
         time.sleep(0.05)
     return _is_stopped(pid) == stopped

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import FIGURE_MAX, Figures, Generation, GuestUsage, SharedIo
@@ -96,7 +97,7 @@ def test_a_program_that_was_killed_counts(guest: Guest) -> None:
     assert run.stdout.readline() == b"up\n"
     run.kill()
     run.communicate(timeout=WAIT_S)
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + limit(WAIT_S)
     while not ((steps := asked(guest).steps) and steps[0].figures.rss_bytes):
         assert time.monotonic() < until, steps
         time.sleep(0.05)
@@ -146,7 +147,7 @@ def answering(guest: Guest, answers: list[bytes], session: int = 1) -> threading
 
     def speak() -> None:
         end = wire.FrameStream(guest.agent_end)
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + limit(WAIT_S)
         versions = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
         end.send(wire.FrameType.HELLO, versions, until)
         try:
@@ -245,7 +246,7 @@ def test_a_program_killed_for_memory_is_one_line(late_guest: Guest) -> None:
     """The agent's word, as docs/guest-protocol.md has it: OOM_KILLS(138) in EXIT."""
     run = late_guest.popen("true", SLURM_JOB_ID="42", SLURM_STEP_ID="0", SLURMD_NODENAME="n1")
     end = wire.FrameStream(late_guest.agent_end)
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + limit(WAIT_S)
     versions = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
     end.send(wire.FrameType.HELLO, versions, until)
     request = dict(wire.fields_of(end.receive(wire.FrameType.EXEC, until, "no EXEC")))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.hooks import start
 
 SOURCES = Path(__file__).parents[2] / "python"
@@ -82,7 +83,7 @@ class Package:
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=self.top)
 
     def wait_begun(self, times: int) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + limit(20)
         while not self.begun.exists() or len(self.begun.read_text()) < times:
             assert time.monotonic() < end
             time.sleep(0.01)

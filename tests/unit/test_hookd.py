@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from pace import limit
 from vhpc_slurm.cli.checks import Level
 from vhpc_slurm.cli.checks import hookd as doctor
 from vhpc_slurm.config import Config
@@ -57,7 +58,7 @@ JOB = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SPANK_VHPC_IMAGE": "debian
 
 
 def until(true: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + limit(seconds)
     while not true():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -15,6 +15,7 @@ import pytest
 from boot_rig import boot_layout, prepared
 from stepd import needs_root
 
+from pace import limit
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Allocation
 from vhpc_slurm.node import resources
@@ -58,7 +59,7 @@ def servers(work: Boot) -> list[int]:
 
 def server(work: Boot) -> int:
     """The process that serves, once the one that started it has gone."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while len(found := servers(work)) > 1:
         assert time.monotonic() < until, found
         time.sleep(0.05)

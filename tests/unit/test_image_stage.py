@@ -27,6 +27,7 @@ from node_rig import publish as publish_image
 from peers_rig import finish
 from stepd import needs_root
 
+from pace import limit
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
@@ -104,7 +105,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def until(what: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + limit(seconds)
     while not what():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -26,6 +26,7 @@ import site_catalog
 from controller_lab import HAVE_MUNGED, munged
 from network_lab import Host, inside, ip, usable
 
+from pace import limit
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 
@@ -141,7 +142,7 @@ def site(
 
 
 def until(what: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + limit(seconds)
     while not what():
         assert time.monotonic() < end
         time.sleep(0.05)

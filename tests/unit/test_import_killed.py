@@ -21,6 +21,7 @@ from hostile_rig import Site
 from kill_rig import kills
 from site_catalog import publish, whole
 
+from pace import limit
 from vhpc_slurm.catalog import edit, resolve
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.errors import UserError
@@ -139,7 +140,7 @@ def test_a_killed_import_leaves_no_process(site: Site) -> None:
         assert "vhpc: unpacking\n" in iter(run.stderr.readline, "")
         assert len(list(site.processes())) >= 2
         run.send_signal(signal.SIGKILL)
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while list(site.processes()):
         assert time.monotonic() < until, "the reader lives on"
         time.sleep(0.05)

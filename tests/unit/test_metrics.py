@@ -28,6 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from vhpcd_fabric import Ack
 from vhpcd_process import Vhpcd, make
 
+from pace import limit
 from vhpc_slurm.config import Config, Host, Paths, load
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.status_messages import DeviceWire
@@ -251,7 +252,7 @@ def test_idle_connections_block_nobody_for_long(metered: Metered) -> None:
     finally:
         for one in idle:
             one.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while True:
         try:
             assert metered.value("vhpc_fabric_safe") == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from node_rig import spawn
 
+from pace import limit
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.host import process
 
@@ -25,7 +26,7 @@ def test_a_spawned_process_has_a_session_and_a_marker() -> None:
     ref = spawn("/bin/sleep", "30", generation=ALONE)
     try:
         assert os.getsid(ref.pid) == ref.pid
-        until = time.monotonic() + 30
+        until = time.monotonic() + limit(30)
         while (found := [r for r, _ in process.marked(ALONE)]) != [ref] and time.monotonic() < until:
             time.sleep(0.01)
         assert found == [ref]
@@ -37,7 +38,7 @@ def test_a_spawned_process_has_a_session_and_a_marker() -> None:
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ref = spawn("/bin/sh", "-c", f"trap '' TERM; echo up >{tmp_path}/up; while :; do sleep 1; done")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while not (tmp_path / "up").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.end(ref, grace_s=0.2)
@@ -60,7 +61,7 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
     try:
         assert not process.is_stopped(ref)
         child.send_signal(signal.SIGSTOP)
-        until = time.monotonic() + 30
+        until = time.monotonic() + limit(30)
         while not process.is_stopped(ref) and time.monotonic() < until:
             time.sleep(0.01)
         assert process.is_stopped(ref)

@@ -19,6 +19,7 @@ import fake_pyslurm
 import pytest
 from pyslurm_rig import GRES, JOB, LAYOUT, NODES, Site, kill, opened, runs
 
+from pace import limit
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
 from vhpc_slurm.slurm.pyslurm_client import MAX_QUESTIONS, Client, SlowError, UnusableError
 from vhpc_slurm.slurm.pyslurm_worker import Questions
@@ -263,7 +264,7 @@ def test_the_process_ends_with_its_parent(site: Site) -> None:
         client.ask({"ask": "job", "id": 2})
     os.waitpid(pid, 0)
     worker = site.pid()
-    until = time.monotonic() + 30
+    until = time.monotonic() + limit(30)
     while runs(worker) and "Z" not in Path(f"/proc/{worker}/stat").read_text().split(")")[-1][:3]:
         assert time.monotonic() < until
         time.sleep(0.05)

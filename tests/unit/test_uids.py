@@ -13,6 +13,7 @@ import pytest
 from node_rig import GENERATION, node_layout, spawn
 from stepd import needs_root
 
+from pace import limit
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
@@ -72,7 +73,7 @@ def test_a_uid_in_use_is_not_given_out_and_release_ends_it(layout: Layout) -> No
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534))
     (layout.uids / str(uid)).unlink()  # as after a loss of /run
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + limit(30)
     while not list(process.of_uid(uid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert uids.allocate(layout, GENERATION, lambda _: None) == uid + 1

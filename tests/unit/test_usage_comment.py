@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from controller_lab import allocation, identity, request
 
+from pace import limit
 from vhpc_slurm import slurm
 from vhpc_slurm.cli import seff
 from vhpc_slurm.config import Config
@@ -191,7 +192,7 @@ def test_a_hook_that_holds_a_node_does_not_wait_for_accounting(site: Config, tmp
     assert outbox.pending(tmp_path / "outbox") == []
     assert not (tmp_path / "calls").exists()
     go.touch()
-    end = time.monotonic() + 30
+    end = time.monotonic() + limit(30)
     while not (tmp_path / "calls").exists() or not changes(tmp_path):
         assert time.monotonic() < end
         time.sleep(0.02)

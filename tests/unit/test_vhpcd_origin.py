@@ -22,6 +22,7 @@ import pytest
 from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, as_uid, munged, request, stop, wait_for
 from vhpcd_process import Vhpcd, frame_of, make
 
+from pace import limit
 from vhpc_slurm.cli.checks import services
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.status_messages import Status
@@ -349,7 +350,7 @@ def test_a_user_of_the_own_host_is_not_taken_for_root(vhpcd: Vhpcd) -> None:
     def hold(expected: int) -> Any:
         links = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
         time.sleep(0.5)
-        until = time.monotonic() + 30
+        until = time.monotonic() + limit(30)
         while (alive := sum(map(is_open, links))) > expected and time.monotonic() < until:
             pass
         return alive
