@@ -15,6 +15,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 
 import hypothesis
@@ -22,6 +23,8 @@ import pytest
 
 from pace import limit
 
+SLOW: dict[str, str] = tomllib.loads((Path(__file__).parent / "slow.toml").read_text())
+"""Files, tests and cases of tests (`lab/test_x.py::test_y[case]`), each with the reason."""
 LIMIT_S = 300
 """What hangs is ended: seconds for a test."""
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "python")
@@ -44,6 +47,14 @@ def pytest_configure() -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "cannot give the tests a network of their own: unshare")
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=10)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests in the list of slow ones run in make check-slow only."""
+    path, _, name = item.nodeid.removeprefix("tests/").partition("::")
+    test = name.partition("[")[0]
+    if not SLOW.keys().isdisjoint({path, f"{path}::{test}", f"{path}::{name}"}):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)  # folders of tests have limits of their own

@@ -15,7 +15,7 @@ from vlablib import fabric, slurmtree
 from vlablib.packages import of_host
 from vlablib.recipe import named
 from vlablib.running import INIT
-from vlablib.settings import SLURMCTLD_STATE, USERS, Lab, Record, address, write_atomically
+from vlablib.settings import SLURMCTLD_STATE, USERS, Lab, Record, address, slower, write_atomically
 from vlablib.slurmtree import Slurm
 
 _TEMPLATES = INIT.parents[1] / "etc"
@@ -28,6 +28,14 @@ _HEALTHCHECK_S = 60
 # the health checks of many light nodes would use more of this machine's CPUs than their jobs
 _MANY_LIGHT_NODES = 16
 _MANY_HEALTHCHECK_S = 36000
+# limits of Slurm on a quiet machine; those of messages and of the end of a step are its defaults
+_HOOK_LIMIT_S, _MESSAGE_S, _EPILOG_LIMIT_S, _UNKILLABLE_S = 400, 10, 300, 60
+_KILL_WAIT_S = 10
+_BATCH_START_S = 900
+# the end of a step on one of many nodes, which share few CPUs
+_MANY_UNKILLABLE_S = 600
+# limits of vhpc: three defaults, and two that are small so that tests soon see a node that is not ready
+_BOOT_S, _LONGEST_BOOT_S, _STAGE_S, _READY_S, _REACH_S = 120, 180, 60, 60, 10
 # tests look at jobs that ended while they waited for others
 _MIN_JOB_AGE_S = 3600
 # the default: slurmctld's memory must not depend on how long an endurance run is
@@ -166,7 +174,18 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     if record.controllers > 1:
         commands += f"backup_hosts = {json.dumps(record.controller_names[1:])}\n"
     guests = 'libvirt_uri = "test:///default"\n' if record.light else ""
-    vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site, guests=guests)
+    vhpc = _fill(
+        "vhpc.toml.in",
+        slurm_bin=commands,
+        virtiofsd=suite.virtiofsd,
+        site=site,
+        guests=guests,
+        boot=str(slower(_BOOT_S)),
+        longest_boot=str(slower(_LONGEST_BOOT_S)),
+        stage=str(slower(_STAGE_S)),
+        ready=str(slower(_READY_S)),
+        reach=str(slower(_REACH_S)),
+    )
     if record.fabric:
         vhpc += _fill("fabric.toml")
         if record.controllers > 1 and host in record.controller_names:
@@ -245,16 +264,24 @@ def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
         job_age=str(_LIGHT_MIN_JOB_AGE_S if record.light else _MIN_JOB_AGE_S),
         vhpc="# nothing of vhpc" if record.bare else _slurm_conf_of_vhpc(lab, record, version),
         nodes=nodes,
+        kill_wait=str(slower(_KILL_WAIT_S)),
     )
 
 
 def _slurm_conf_of_vhpc(lab: Lab, record: Record, version: tuple[int, ...]) -> str:
-    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
-    if record.light:
-        # with many nodes on few CPUs the end of a step may take more than the default of 60 s, and Slurm
-        # then drains the node ("Kill task failed")
-        timeouts += "\nUnkillableStepTimeout=600"
-    return _fill("slurm-vhpc.conf.in", script_timeouts=timeouts, scripts=_scripts(lab, record))
+    hooks, epilog = slower(_HOOK_LIMIT_S), slower(_EPILOG_LIMIT_S)
+    timeouts = f"PrologEpilogTimeout={hooks}"
+    if version >= (25, 5):
+        timeouts = f"PrologTimeout={hooks}\nEpilogTimeout={epilog}"
+    # when the end of a step takes longer, Slurm drains the node ("Kill task failed")
+    unkillable = _MANY_UNKILLABLE_S if record.light else slower(_UNKILLABLE_S)
+    timeouts += f"\nUnkillableStepTimeout={unkillable}\nMessageTimeout={slower(_MESSAGE_S)}"
+    return _fill(
+        "slurm-vhpc.conf.in",
+        batch_start=str(slower(_BATCH_START_S)),
+        script_timeouts=timeouts,
+        scripts=_scripts(lab, record),
+    )
 
 
 def _scripts(lab: Lab, record: Record) -> str:

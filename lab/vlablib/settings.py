@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -207,9 +208,30 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> bool:
     return True
 
 
+def pace() -> float:
+    """How many times slower this machine is than the one that limits are made for: $VHPC_PACE, at least 1.
+
+    scripts/pace measures it; without the variable the limits stay as they are.  Settings of vhpc and Slurm
+    that follow from it have largest values, so it counts as 10 at most.
+
+    Raises:
+        LabError: the variable is not a number.
+    """
+    given = os.environ.get("VHPC_PACE") or "1"
+    try:
+        return min(10.0, max(1.0, float(given)))
+    except ValueError as err:
+        raise LabError(f"VHPC_PACE={given}: must be a number, such as that of scripts/pace") from err
+
+
+def slower(seconds: int) -> int:
+    """A limit of the lab's configuration, in whole seconds, for this machine."""
+    return math.ceil(seconds * pace())
+
+
 def deadline(seconds: float) -> Iterator[None]:
-    """Yield until `seconds` have passed, with a short pause between."""
-    end = time.monotonic() + seconds
+    """Yield until `seconds`, on the reference machine, have passed, with a short pause between."""
+    end = time.monotonic() + seconds * pace()
     pause = 0.01
     yield
     while time.monotonic() < end:
