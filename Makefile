@@ -92,7 +92,7 @@ lab-up: deps ## Start the one-machine cluster with this checkout installed and a
 
 .PHONY: lab-tests
 lab-tests: deps ## End-to-end tests with real jobs
-	scripts/lab-tests --durations=15 --durations-min=20
+	scripts/lab-tests
 
 .PHONY: check-hw
 check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes

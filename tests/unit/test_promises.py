@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,36 @@ def test_every_test_that_is_named_exists(name: str) -> None:
             missing.append(f"{file}::{test}")
     assert missing == []
     assert len(found) > 3 or name == "differences.md"
+
+
+@cache
+def slow_tests(file: str) -> set[str]:
+    """Names of a file's tests that `make check` does not run: by their marks, or by the list of slow tests."""
+    listed = tomllib.loads((ROOT / "tests/slow.toml").read_text())
+    module = ast.parse((ROOT / "tests" / file).read_text())
+    tests = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    marks = " ".join(
+        ast.unparse(node)
+        for node in module.body
+        if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
+    )
+    return {
+        test.name
+        for test in tests
+        if "mark.slow" in marks + " ".join(map(ast.unparse, test.decorator_list))
+        or not listed.keys().isdisjoint({file, f"{file}::{test.name}"})
+    }
+
+
+@pytest.mark.parametrize("name", ["guarantees.md", "threat-model.md", "differences.md"])
+def test_stars_mark_the_tests_that_make_check_does_not_run(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    wrong = [
+        f"{file}::{test}{'' if star else '*'}"
+        for file, test, star in re.findall(r"`((?:unit|lab)/\w+\.py)::(\w+)`(\*?)", text)
+        if bool(star) != (test in slow_tests(file))
+    ]
+    assert wrong == []
 
 
 def test_every_fuzz_target_that_is_named_is_run() -> None:
