@@ -11,7 +11,7 @@ MYPY   := .venv/bin/mypy --strict
 SUITE  ?= trixie
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
 JOBS   ?= $(shell echo $$((1 + $$(nproc))))
-UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit-tests $(JOBS) -q --dist loadgroup
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit $(JOBS) -q --dist loadgroup
 
 .PHONY: help
 help: ## Show this list
@@ -49,7 +49,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py
-	for script in check pace slow; do $(MYPY) scripts/$$script; done
+	for script in check pace slow steady; do $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
