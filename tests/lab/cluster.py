@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 from host_commands import HostCommands
 
-from pace import limit
+from pace import PACE, limit
 
 ROOT = Path(__file__).resolve().parents[2]
 VLAB = str(ROOT / "lab" / "vlab")
@@ -26,11 +27,13 @@ AS_VHPCD = ("setpriv", "--reuid=vhpc", "--regid=vhpc", "--init-groups")
 """On the controller: as the user of vhpcd, who has its database."""
 IMAGE = "debian-minimal"
 NODES = ("n1", "n2")
+# the lab's boot timeout: lab/vlablib/cluster.py
+BOOT_S = math.ceil(120 * min(PACE, 10.0))
 # Faults of the emulator, as the messages of jobs show them: an emulated CPU has lost a timer interrupt, after
 # or before the kernel could write to the console; and an assertion of QEMU 10.0 about its own tables.
 EMULATOR_FAULTS = re.compile(
     "RCU grace-period kthread stack dump"
-    "|within [0-9]+ s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
+    f"|within {BOOT_S} s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
     "|iotlb_to_section: Assertion"
 )
 USAGE = re.compile(r"(?:; |(?<=^vhpc:) )usage (?:[a-z_]+=[0-9./]+ ?)+$")
