@@ -48,7 +48,7 @@ def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     assert ours == theirs
     assert "script got HUP" in ours, ours
     assert twins.inside.accounted() == twins.outside.accounted() == ["FAILED", "6:0"]
-    # slurmstepd's line about the end of the step comes before or after what the step writes at its last signal
+    # slurmstepd's line about the step's end comes before or after what the step writes at its last signal
     (first, told), (second, told_too) = (apart(text) for text in twins.outputs("same/signals-{id}"))
     assert first == second
     assert len(told) == len(told_too) == 1

@@ -34,7 +34,7 @@ def test_every_test_that_is_named_exists(name: str) -> None:
 
 @cache
 def slow_tests(file: str) -> set[str]:
-    """Names of a file's tests that `make check` does not run: by their marks, or by the list of slow tests."""
+    """Names of a file's tests that `make check` does not run: by marks, or by the list of slow tests."""
     listed = tomllib.loads((ROOT / "tests/slow.toml").read_text())
     module = ast.parse((ROOT / "tests" / file).read_text())
     tests = [node for node in module.body if isinstance(node, ast.FunctionDef)]
