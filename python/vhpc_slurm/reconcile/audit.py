@@ -135,7 +135,7 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
         ending: generations with an ended lease that this node took and has not acknowledged.
     """
     running = steps.running()
-    known = {*_known(layout), *(Generation.parse(path.stem) for path in outbox.pending(layout.outbox))}
+    known = {*_known(layout), *outbox.queued(layout.outbox)}
     for generation in ending:
         # Its Epilog still has to run, or runs now, and will acknowledge it.
         if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):

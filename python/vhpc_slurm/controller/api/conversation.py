@@ -313,7 +313,8 @@ class Server:
         try:
             request = wire.read_request(envelope)
         except ValueError as err:
-            return wire.Failure(kind="fabric", what="vhpcd cannot read the request", why=str(err)[:300])
+            self._log.warning("a request of uid %d at %s cannot be read: %s", uid, origin.address, err)
+            return wire.Failure(kind=wire.UNUSABLE, what="vhpcd cannot read the request", why=str(err)[:300])
         if self._authority is not None:
             try:
                 await self._authority.check(request, origin)

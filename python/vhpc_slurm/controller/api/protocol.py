@@ -64,6 +64,8 @@ MAX_LINE = 4000
 HEADER = struct.Struct(">I")
 AGAIN = "again"
 """Kind of a failure of one of several vhpcd: another one may serve the request, or this one later."""
+UNUSABLE = "unusable"
+"""Kind of a failure: vhpcd can never use this request; older clients take it for ``fabric``."""
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
