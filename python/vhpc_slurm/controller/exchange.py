@@ -21,7 +21,7 @@ from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.asking import CLOSED, Round
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.munge import CredentialError, Munge
+from vhpc_slurm.munge import CredentialError, Munge, MungeBusyError
 
 _KINDS: dict[str, type[VhpcError]] = {
     kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.TeardownError)
@@ -82,6 +82,9 @@ class Exchange:
             try:
                 answer = self._once(body, deadline)
                 break
+            except MungeBusyError:
+                if time.monotonic() + pause_s >= deadline:
+                    raise
             except (OSError, EOFError) as err:
                 if time.monotonic() + pause_s >= deadline:
                     where = f"{' or '.join(self._hosts)} port {self._settings.port}"
@@ -95,7 +98,7 @@ class Exchange:
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
-            raise _error(answer)
+            raise as_error(answer)
         if not isinstance(answer, expected):
             raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
@@ -176,7 +179,8 @@ class Exchange:
             return frozenset({0})
 
 
-def _error(failure: wire.Failure) -> VhpcError:
+def as_error(failure: wire.Failure) -> VhpcError:
+    """The error that a failure of vhpcd stands for."""
     by_kind = {wire.AGAIN: NotActiveError, wire.UNUSABLE: UnusableError}
     kind = by_kind.get(failure.kind) or _KINDS.get(failure.kind, AnswerError)
     return kind(failure.what, failure.why, failure.hint)

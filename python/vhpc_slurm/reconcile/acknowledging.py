@@ -59,9 +59,7 @@ def deliver(
     complete: list[Generation] = []
 
     def send(ack: Acknowledgement) -> None:
-        all_reported = ack.usage is not None and _report(client, ack.usage)
-        _acknowledge(client, ack)
-        if all_reported:
+        if _acknowledge(client, ack):
             complete.append(ack.generation)
 
     left = outbox.flush(folder, send)
@@ -84,14 +82,22 @@ def deliver(
     return left
 
 
-def _acknowledge(client: ControllerClient, ack: Acknowledgement) -> None:
+def _acknowledge(client: ControllerClient, ack: Acknowledgement) -> bool:
     """Send an acknowledgement; without its timeline where vhpcd cannot use it with one.
+
+    Returns whether vhpcd has the figures of all nodes now.
 
     Raises:
         outbox.RefusedError, outbox.NotTakenError: vhpcd has answered.
         FabricError: vhpcd cannot be reached.
     """
+    all_reported = False
     try:
+        if ack.usage is not None:
+            try:
+                return _kept(ack.generation, client.report_and_acknowledge(ack.usage, ack))
+            except UnusableError:  # an older vhpcd, or one of the two is at fault
+                all_reported = _report(client, ack.usage)
         try:
             client.acknowledge(ack)
         except UnusableError as err:
@@ -107,15 +113,22 @@ def _acknowledge(client: ControllerClient, ack: Acknowledgement) -> None:
         raise
     except VhpcError as err:
         raise outbox.NotTakenError(err.what, err.why, err.hint) from err
+    return all_reported
 
 
 def _report(client: ControllerClient, usage: NodeUsage) -> bool:
     """Whether vhpcd has the figures of all nodes now."""
     try:
-        return client.report_usage(usage)
+        return _kept(usage.generation, client.report_usage(usage))
     except VhpcError as err:
-        log.warning("what job %d has used is not reported: %s", usage.generation.job_id, err.line())
+        return _kept(usage.generation, err)
+
+
+def _kept(generation: Generation, answer: bool | VhpcError) -> bool:
+    if isinstance(answer, VhpcError):
+        log.warning("what job %d has used is not reported: %s", generation.job_id, answer.line())
         return False
+    return answer
 
 
 def _comment(config: Config, client: ControllerClient, generation: Generation) -> bool:
