@@ -32,6 +32,10 @@ class MungeMissingError(MungeError):
     """No munged answers on the socket, or libmunge is not installed."""
 
 
+class MungeBusyError(MungeError):
+    """munged runs and did not answer in time: other processes keep it busy."""
+
+
 class CredentialError(MungeError):
     """The credential was refused.
 
@@ -61,13 +65,16 @@ class CredentialUnauthorizedError(CredentialError):
 
 _HINT = {
     MungeMissingError: "is munged running? see: systemctl status munge",
+    MungeBusyError: "munged is busy, or hangs; see: systemctl status munge",
     CredentialError: "do both hosts have the same munge.key?",
     CredentialExpiredError: "compare the clocks of both hosts, see: chronyc tracking",
     CredentialRewoundError: "compare the clocks of both hosts, see: chronyc tracking",
 }
+_NOT_THERE = (b"No such file", b"Connection refused", b"Permission denied")
+"""In what libmunge says when no munged listens."""
 _BY_CODE: dict[int, type[MungeError]] = {
-    6: MungeMissingError,  # EMUNGE_SOCKET
-    7: MungeMissingError,  # EMUNGE_TIMEOUT
+    6: MungeMissingError,  # EMUNGE_SOCKET; see _Context.error
+    7: MungeBusyError,  # EMUNGE_TIMEOUT
     15: CredentialExpiredError,
     16: CredentialRewoundError,
     17: CredentialReplayedError,
@@ -184,6 +191,8 @@ class _Context:
     def error(self, code: int, what: str) -> MungeError:
         detail = self._lib.munge_ctx_strerror(self.pointer) or self._lib.munge_strerror(code)
         kind = _BY_CODE.get(code, MungeError)
+        if kind is MungeMissingError and not any(text in detail for text in _NOT_THERE):
+            kind = MungeBusyError
         return kind(what, detail.decode(errors="replace"), _HINT.get(kind, ""))
 
 

@@ -38,6 +38,7 @@ class Site:
         site: tuple[IbPartition, ...] = (),
         timeout_s: float = 5.0,
         last: int = 0x1003,
+        reserved: frozenset[int] = frozenset(),
         store: type[SqliteStore] = SqliteStore,
         opensm: type[Opensm] = Opensm,
         fresh_s: float = 0.0,
@@ -46,7 +47,7 @@ class Site:
         self.now = 0.0
         self.store = store(database)
         self.backend = OpensmFile(
-            KeyPolicy(KeyPool(0x1000, last), owner),
+            KeyPolicy(KeyPool(0x1000, last, reserved), owner),
             opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
             Readback(reader, timeout_s, fresh_s),
             self.store.keys.knows,

@@ -13,7 +13,7 @@ from node_rig import publish
 
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import LeaseWire
-from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import bringup, common, prolog
 from vhpc_slurm.model import Lease, NodeReport
 from vhpc_slurm.node.boot.state import Boot
@@ -23,6 +23,7 @@ from vhpc_slurm.node.store import kinds, statefile
 from vhpc_slurm.node.store.journal import read_entries
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.slurm.port import NotRequeueableError
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DAEMON = 1  # an account that every machine has
@@ -61,7 +62,7 @@ class Node:
 
     def requeue(self, job_id: int) -> None:
         if not self.may_requeue:
-            raise FabricError("scontrol requeue failed", "Job is not requeuable")
+            raise NotRequeueableError("scontrol requeue failed", "Requested operation is presently disabled")
         self.requeued.append(job_id)
 
     def run(self) -> int:

@@ -25,6 +25,7 @@ OF_NODES: list[wire.Request] = [
     wire.GetLease(job_id=1, restart=0, node="n1", wait_s=0.0, stage="agent g0"),
     wire.GetLease(job_id=1, restart=None, node="n1", wait_s=1.0),
     wire.Acknowledge(generation="1.0.00000001", node="n1", clean=True),
+    wire.Together(requests=(wire.Acknowledge(generation="1.0.00000001", node="n1", clean=True),)),
     wire.ReportTimeline(timeline=TIMELINE),
     wire.ReportReady(generation="1.0.00000001", node="n1", state="passed"),
     usage_messages.ReportUsage(generation="1.0.00000001", node="n1", guests=()),
@@ -54,6 +55,15 @@ OF_ANYBODY: list[wire.Request] = [
 def test_each_request_there_is_is_somebody_s() -> None:
     kinds = {type(one) for one in (*OF_NODES, *OF_THE_CONTROLLER, *OF_ANYBODY)}
     assert kinds == set(wire.Request.__args__)
+
+
+def test_requests_in_one_credential_are_of_one_node(tmp_path: Path) -> None:
+    own, others = (
+        wire.Acknowledge(generation="1.0.00000001", node=node, clean=True) for node in ("n1", "n2")
+    )
+    assert says(tmp_path, wire.Together(requests=(own, own)), Origin("10.77.0.11", own_host=False)) == ""
+    said = says(tmp_path, wire.Together(requests=(own, others)), Origin("10.77.0.11", own_host=False))
+    assert "may not send requests of node n2" in said
 
 
 def says(

@@ -24,6 +24,10 @@ from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.reconcile import drain_policy
 
 
+def no_lease(*_: object) -> None:
+    raise FabricError("vhpcd has no lease of job 7")
+
+
 def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = Paths(state=str(tmp_path / "state"), run=str(tmp_path / "run"), log=str(tmp_path / "log"))
     layout, generation = Layout(Config(paths=paths)), Generation(7, 0, "0123abcd")
@@ -38,7 +42,7 @@ def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("SLURM_JOB_UID", "2001")
-    monkeypatch.setattr(ControllerClient, "lease", lambda *_: None)
+    monkeypatch.setattr(ControllerClient, "look", no_lease)
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: said.append(ack))
     assert epilog.run(layout.config) == 0
     assert [(ack.clean, ack.note) for ack in said] == [(True, "alarm: odd XML")]
@@ -66,7 +70,7 @@ def test_a_quarantined_device_does_not_delay_the_acknowledgement(
     monkeypatch.setenv("SLURM_JOB_UID", "2001")
     monkeypatch.setattr(teardown, "clear", clear)
     monkeypatch.setattr(common, "drain", lambda *_: None)
-    monkeypatch.setattr(ControllerClient, "lease", lambda *_: None)
+    monkeypatch.setattr(ControllerClient, "look", no_lease)
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: said.append(ack))
     with pytest.raises(TeardownError):
         epilog.run(config)
@@ -111,7 +115,7 @@ def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.setattr(ControllerClient, "lease", unreachable)
+    monkeypatch.setattr(ControllerClient, "look", unreachable)
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
     monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
     return found
@@ -132,11 +136,12 @@ def test_what_the_guests_have_used_goes_with_the_acknowledgement(
     usage.keep(ending.layout.usage(GENERATION), [guest])
     reported: list[NodeUsage] = []
 
-    def report(_: ControllerClient, what: NodeUsage) -> bool:
+    def report(_: ControllerClient, what: NodeUsage, ack: Acknowledgement) -> bool:
         reported.append(what)
+        ending.acknowledged.append(ack)
         return False
 
-    monkeypatch.setattr(ControllerClient, "report_usage", report)
+    monkeypatch.setattr(ControllerClient, "report_and_acknowledge", report)
     assert epilog.run(ending.layout.config) == 0
     assert reported == [NodeUsage(GENERATION, "n1", (guest,))]
     assert [ack.usage for ack in ending.acknowledged] == reported

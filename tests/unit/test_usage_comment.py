@@ -20,7 +20,7 @@ from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.api.usage_messages import SoFarWire, UsagePage
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.model import (
     Figures,
     Generation,
@@ -92,6 +92,13 @@ class Vhpcd(ControllerClient):
 
     def acknowledge(self, ack: object) -> None:
         self.told.append(ack)
+
+    def report_and_acknowledge(self, usage: NodeUsage, ack: object) -> bool | VhpcError:
+        if self.refuses:
+            self.told.append(ack)
+            return FabricError("vhpcd cannot read the request")
+        self.told += [usage, ack]
+        return self.complete
 
     def usage(self, job_id: int, *, so_far: bool = False) -> tuple[UsagePage, tuple[NodeUsage, ...]]:
         assert (job_id, so_far) == (7, False), "the comment has the figures of the end only"

@@ -131,7 +131,7 @@ def test_authentic_nonsense_is_answered_or_dropped(vhpcd: Vhpcd) -> None:
     for raw in (b'{"type":"format disk"}', b'{"type":"ending"}', b"[]", b'{"type":"status","more":1}'):
         answer = vhpcd.tell(body(raw))
         assert isinstance(answer, wire.Failure)
-        assert answer.kind == "fabric"
+        assert answer.kind == "unusable"
     answer = vhpcd.tell(body(b'{"type":"status"}', version=99))
     assert isinstance(answer, wire.Failure)
     assert f"speaks protocol {wire.VERSION}" in answer.why

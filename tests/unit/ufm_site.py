@@ -34,6 +34,7 @@ class Site:
         readback: Readback | None = None,
         *,
         database: str = "db",
+        reserved: frozenset[int] = frozenset(),
         timeout_s: float = 5.0,
         request_timeout_s: float = 5.0,
     ) -> None:
@@ -43,7 +44,7 @@ class Site:
         self.store = SqliteStore(folder / database)
         self.client = UfmClient(ufm.url, token, str(ufm.ca), request_timeout_s)
         self.backend = UfmRest(
-            KeyPolicy(KeyPool(0x1000, 0x1003)),
+            KeyPolicy(KeyPool(0x1000, 0x1003, reserved)),
             self.client,
             readback,
             self.store.keys.knows,

@@ -16,9 +16,9 @@ import msgspec
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import status_messages, usage_messages
-from vhpc_slurm.controller.exchange import Exchange
+from vhpc_slurm.controller.exchange import AnswerError, Exchange, UnusableError, as_error
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -120,21 +120,34 @@ class ControllerClient(Exchange):
 
     def acknowledge(self, ack: AcknowledgementFields) -> None:
         """Report whether this node still holds something of a generation."""
-        body = wire.Acknowledge(
-            generation=str(ack.generation),
-            node=ack.node,
-            clean=ack.clean,
-            note=ack.note,
-            stages=ack.timeline.stages if ack.timeline else None,
-        )
-        self._ask(body, wire.Done)
+        self._ask(_acknowledge(ack), wire.Done)
 
     def report_usage(self, usage: NodeUsage) -> bool:
         """Send what a generation has used on a node; returns whether all of its nodes have reported."""
-        body = usage_messages.ReportUsage(
-            generation=str(usage.generation), node=usage.node, guests=usage.guests
-        )
-        return self._ask(body, usage_messages.UsageKept).complete
+        return self._ask(_report(usage), usage_messages.UsageKept).complete
+
+    def report_and_acknowledge(self, usage: NodeUsage, ack: AcknowledgementFields) -> bool | VhpcError:
+        """Send both with one credential; returns what ``report_usage`` returns or raises.
+
+        Raises:
+            UnusableError: also when vhpcd is older and knows no such request.
+            VhpcError: vhpcd has not taken the acknowledgement.
+        """
+        if self._version != wire.VERSION:
+            raise UnusableError("vhpcd takes these requests one by one only")
+        body = wire.Together(requests=(_report(usage), _acknowledge(ack)))
+        try:
+            answers = self._ask(body, wire.Answers).answers
+        except AnswerError as err:
+            raise UnusableError(err.what, err.why, err.hint) from err
+        kept, done = answers if len(answers) == 2 else (None, None)
+        if isinstance(done, wire.Failure):
+            raise as_error(done)
+        if not isinstance(done, wire.Done):
+            raise UnusableError("vhpcd sent an answer to another request", type(done).__name__)
+        if isinstance(kept, wire.Failure):
+            return as_error(kept)
+        return isinstance(kept, usage_messages.UsageKept) and kept.complete
 
     def report_usage_so_far(self, node: str, usage: Sequence[NodeUsage]) -> None:
         """Send what all generations of a node have used until now."""
@@ -315,3 +328,17 @@ def _next(more: int | None, found: int, limited: bool) -> int | None:
     if more is not None and (limited or os.geteuid()) and found > UNPACED:
         time.sleep(PACE_S)
     return more
+
+
+def _acknowledge(ack: AcknowledgementFields) -> wire.Acknowledge:
+    return wire.Acknowledge(
+        generation=str(ack.generation),
+        node=ack.node,
+        clean=ack.clean,
+        note=ack.note,
+        stages=ack.timeline.stages if ack.timeline else None,
+    )
+
+
+def _report(usage: NodeUsage) -> usage_messages.ReportUsage:
+    return usage_messages.ReportUsage(generation=str(usage.generation), node=usage.node, guests=usage.guests)

@@ -21,10 +21,10 @@ from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.asking import CLOSED, Round
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.munge import CredentialError, Munge
+from vhpc_slurm.munge import CredentialError, Munge, MungeBusyError
 
 _KINDS: dict[str, type[VhpcError]] = {
-    kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.FabricError, errors.TeardownError)
+    kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.TeardownError)
 }
 _Answer = TypeVar("_Answer", bound=wire.Answer)
 
@@ -32,6 +32,14 @@ _CHECK = "check that vhpcd runs there: systemctl status vhpcd"
 _UNANSWERED = "does this host have the same munge.key? vhpcd's log says why it closes connections"
 FAILOVER_S = 20.0
 """With several vhpcd a client waits so long in addition, in seconds, for one that takes over."""
+
+
+class AnswerError(FabricError):
+    """vhpcd has answered that it does not do what it was asked for."""
+
+
+class UnusableError(AnswerError):
+    """vhpcd cannot use this request, however often it is sent."""
 
 
 class NotActiveError(FabricError):
@@ -74,6 +82,9 @@ class Exchange:
             try:
                 answer = self._once(body, deadline)
                 break
+            except MungeBusyError:
+                if time.monotonic() + pause_s >= deadline:
+                    raise
             except (OSError, EOFError) as err:
                 if time.monotonic() + pause_s >= deadline:
                     where = f"{' or '.join(self._hosts)} port {self._settings.port}"
@@ -87,8 +98,7 @@ class Exchange:
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
-            kind = NotActiveError if answer.kind == wire.AGAIN else _KINDS.get(answer.kind, FabricError)
-            raise kind(answer.what, answer.why, answer.hint)
+            raise as_error(answer)
         if not isinstance(answer, expected):
             raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
@@ -110,9 +120,15 @@ class Exchange:
 
         def sealed() -> tuple[str, bytes]:
             nonce = os.urandom(16).hex()
-            found = self._munge.encode(wire.wrap("request", nonce, body, self._version), ttl_s=wire.TTL_S)
+            try:
+                payload = wire.wrap("request", nonce, body, self._version)
+            except ValueError as err:
+                raise UnusableError("the request cannot be written as JSON", str(err)) from err
+            if len(payload) > munge.MAX_PAYLOAD:
+                raise UnusableError("the request is too long for vhpcd", f"{len(payload)} bytes")
+            found = self._munge.encode(payload, ttl_s=wire.TTL_S)
             if len(found) > wire.MAX_MESSAGE:
-                raise FabricError("the request is too long for vhpcd", f"{len(found)} bytes")
+                raise UnusableError("the request is too long for vhpcd", f"{len(found)} bytes")
             return nonce, found
 
         with Round(self._hosts, self._settings.port, deadline, sealed) as asked:
@@ -161,6 +177,13 @@ class Exchange:
             return frozenset({0, pwd.getpwnam(self._settings.user).pw_uid})
         except KeyError:
             return frozenset({0})
+
+
+def as_error(failure: wire.Failure) -> VhpcError:
+    """The error that a failure of vhpcd stands for."""
+    by_kind = {wire.AGAIN: NotActiveError, wire.UNUSABLE: UnusableError}
+    kind = by_kind.get(failure.kind) or _KINDS.get(failure.kind, AnswerError)
+    return kind(failure.what, failure.why, failure.hint)
 
 
 def _own_first(hosts: tuple[str, ...]) -> tuple[str, ...]:

@@ -70,6 +70,15 @@ class OpensmFile(ByPolicy):
         keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         self._opensm.check()
         self._guard(self._opensm.read(), snapshot)
+        jobs = {one.pkey: one.generation for one in snapshot.carried()}
+        for site in self._site:
+            if site.pkey in jobs:
+                log.warning(
+                    "the site's partition %s waits until %s has ended: its key is %#06x",
+                    site.name,
+                    jobs[site.pkey],
+                    site.pkey,
+                )
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Have OpenSM sweep with what the snapshot carries, unless it has already.
@@ -333,7 +342,13 @@ class OpensmFile(ByPolicy):
         return origin[0]
 
     def _meant(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        return (*partitions.of_snapshot(snapshot, ipoib=self._ipoib), *self._site)
+        """What the file has: a partition of the site waits while a job has its key.
+
+        That is so after the site has taken the key out of the pool. OpenSM would join the two.
+        """
+        ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
+        taken = {one.pkey for one in ours}
+        return (*ours, *(one for one in self._site if one.pkey not in taken))
 
 
 def _seen(outcome: Proof | FabricError) -> bool:

@@ -55,8 +55,8 @@ class StaticPool(ByPolicy):
         """Read back that the generations' ports have exactly their keys, and that no other port has these."""
         assignments = [snapshot.must(generation) for generation in generations]
         theirs = {assignment.pkey for assignment in assignments}
-        declared = (one for one in self._declared if one.pkey in theirs)
-        return self._readback.carried(assignments, (*declared, *self._site), snapshot)
+        expected = (one for one in self._expected(snapshot) if one.pkey in theirs)
+        return self._readback.carried(assignments, (*expected, *self._site), snapshot)
 
     def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port of the generations is left on the fabric with its key."""
@@ -64,13 +64,19 @@ class StaticPool(ByPolicy):
         return self._readback.gone(assignments, (*partitions.of_snapshot(snapshot), *self._site), snapshot)
 
     def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
-        """Compare the file and the fabric with what was declared."""
-        del snapshot, unsure
+        """Compare the file with what was declared, and the fabric also with the keys of jobs."""
+        del unsure
         try:
             file = tuple(FabricFinding(0, what, open=True) for what in self._file_findings())
         except FabricError as err:
             file = (FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
-        return (*file, *self._readback.findings(self._declared))
+        return (*file, *self._readback.findings(self._expected(snapshot)))
+
+    def _expected(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
+        """What ports should have: also the keys of jobs that the site has taken out of the pool since."""
+        declared = {one.pkey for one in self._declared}
+        others = (one for one in partitions.of_snapshot(snapshot) if one.pkey not in declared)
+        return (*self._declared, *others)
 
     def repair(self, snapshot: KeySnapshot) -> None:
         """FabricError: the site installs the file."""

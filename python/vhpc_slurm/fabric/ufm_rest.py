@@ -2,8 +2,9 @@
 """The backend ``ufm-rest``: UFM's partitions follow the key assignments.
 
 UFM belongs to the site, so vhpcd adds and removes only ports with GUIDs of its own
-(``02cc``, then the key) on keys of the pool. It leaves other ports on such a key alone,
-and starts no job on a key that has one.
+(``02cc``, then the key) on keys of the pool, and on keys that an assignment has although
+they are no longer in the pool. It leaves other ports on such a key alone, and starts no
+job on a key that has one.
 
 A *mark* shows which database of vhpcd last changed UFM: a member of a separate key,
 whose GUID consists of epoch and tag. A database that does not know the mark is an old
@@ -179,8 +180,9 @@ class UfmRest(ByPolicy):
         for assignment in map(snapshot.must, generations):
             if not numbers.PKEYS.has(assignment.pkey):
                 outcomes[assignment.generation] = keys.foreign_assignment(assignment)
-            elif have.get(assignment.pkey, {}).keys() & frozenset(assignment.port_guids()):
-                outcomes[assignment.generation] = self._undone(assignment, todo[assignment.pkey])
+            elif left := have.get(assignment.pkey, {}).keys() & frozenset(assignment.port_guids()):
+                change = todo.get(assignment.pkey, Change(assignment.pkey, remove=tuple(sorted(left))))
+                outcomes[assignment.generation] = self._undone(assignment, change)
             else:
                 good.append(assignment)
                 outcomes[assignment.generation] = Proof(snapshot.epoch)
@@ -196,17 +198,18 @@ class UfmRest(ByPolicy):
             return (FabricFinding(0, err.line(), unread=True), *self._port_findings(snapshot))
         if unsure:
             return self._port_findings(snapshot)
-        carried = {assignment.pkey for assignment in snapshot.carried()}
+        carried = _carried_keys(snapshot)
         found = [
             FabricFinding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, snapshot)
         ]
         found += [
             FabricFinding(
                 guid,
-                f"UFM: port {guid:#018x}, which vhpcd did not add, is on key {pkey:#06x} of the pool",
+                f"UFM: port {guid:#018x}, which vhpcd did not add, is on key {pkey:#06x} of "
+                + ("the pool" if pkey in self._pool else "a job"),
                 open=pkey in carried,
             )
-            for pkey in sorted(self._pool & have.keys())
+            for pkey in sorted((self._pool | carried) & have.keys())
             for guid in sorted(have[pkey])
             if not _ours(pkey, guid)
         ]
@@ -215,11 +218,11 @@ class UfmRest(ByPolicy):
     def _port_findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
         """Compare the fabric with the snapshot, and with the site's own keys as UFM last showed them.
 
-        Before UFM has shown anything, keys outside the pool are not compared.
+        Before UFM has shown anything, keys outside the pool that no job has are not compared.
         """
         if self._readback is None:
             return ()
-        only = None if self._seen is not None else self._pool
+        only = None if self._seen is not None else self._pool | _carried_keys(snapshot)
         return tuple(self._readback.findings(self._partitions(self._seen or {}, snapshot), only))
 
     def repair(self, snapshot: KeySnapshot) -> None:
@@ -246,10 +249,18 @@ class UfmRest(ByPolicy):
             "see UFM's log; fabric.apply_timeout_s is how long it may take",
         )
 
+    def _managed(self, snapshot: KeySnapshot) -> frozenset[int]:
+        """The keys whose ports vhpcd changes.
+
+        The site may take a key out of the pool while a job has it: the key stays vhpcd's until its
+        assignment has ended.
+        """
+        return self._pool | {one.pkey for one in snapshot.assignments if numbers.PKEYS.has(one.pkey)}
+
     def _todo(self, have: Members, snapshot: KeySnapshot) -> list[Change]:
         meant = _meant(snapshot)
         found = []
-        for pkey in sorted((self._pool & have.keys()) | meant.keys()):
+        for pkey in sorted((self._managed(snapshot) & have.keys()) | meant.keys()):
             wanted, members = meant.get(pkey, frozenset()), have.get(pkey, {})
             one = Change(
                 pkey,
@@ -288,23 +299,30 @@ class UfmRest(ByPolicy):
         return not why
 
     def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        """What ports should have: our assignments, and all other keys of UFM."""
+        """What ports should have: our assignments, and all other keys of UFM.
+
+        A key that the site took out of the pool has ports of the site beside those that a job leaves.
+        """
         ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         known = {one.pkey for one in ours}
-        others = (
-            IbPartition(
-                f"ufm_{pkey:04x}", pkey, tuple((f"{guid:#018x}", full) for guid, full in members.items())
+        managed = self._managed(snapshot)
+        others = {
+            pkey: tuple(
+                (f"{guid:#018x}", full)
+                for guid, full in members.items()
+                if pkey not in managed or not _ours(pkey, guid)
             )
             for pkey, members in have.items()
             if pkey not in known and pkey not in self._pool
-        )
-        return (*ours, *others)
+        }
+        return (*ours, *(IbPartition(f"ufm_{pkey:04x}", pkey, members) for pkey, members in others.items()))
 
     # --- whose UFM it is -------------------------------------------------------------
 
     def _guard(self, have: Members, snapshot: KeySnapshot) -> None:
         """FabricError when the keys in UFM may come from another database."""
-        ours = {pkey for pkey in self._pool & have.keys() if any(_ours(pkey, guid) for guid in have[pkey])}
+        managed = self._managed(snapshot) & have.keys()
+        ours = {pkey for pkey in managed if any(_ours(pkey, guid) for guid in have[pkey])}
         marks = self._marks(have)
         if not marks:
             if ours:
@@ -368,6 +386,10 @@ def _meant(snapshot: KeySnapshot) -> dict[int, frozenset[int]]:
                 assignment.port_guids()
             )
     return found
+
+
+def _carried_keys(snapshot: KeySnapshot) -> frozenset[int]:
+    return frozenset(one.pkey for one in snapshot.carried())
 
 
 def _ours(pkey: int, guid: int) -> bool:

@@ -12,6 +12,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
 from vhpc_slurm.hooks import barrier, common
+from vhpc_slurm.hooks.requeueing import requeue, requeue_or_tell
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
@@ -237,6 +238,7 @@ def _write_ready(job: _Job, plan: NodePlan) -> None:
 
 def _write_state(job: _Job, fields: dict[str, str]) -> None:
     header = statefile.header(job.lease.generation, str(job.lease.request.image))
+    header["console"] = "no" if job.lease.request.console is None else "yes"
     statefile.write_state(job.layout.state_file(job.env.job_id), header | fields, job.lease.request.uid)
 
 
@@ -324,49 +326,12 @@ def _copy_consoles(job: _Job) -> str:
 
 def _try_again(job: _Job, error: FabricError) -> None:
     """Requeue the job; if it may not be requeued, let it fail with the reason."""
-    if requeue(job.config, job.env, error):
+    why = requeue(job.config, job.env, error)
+    if not why:
         teardown.tear_down(job.layout, job.journal, job.recorder)
         return
-    hint = "; ".join(filter(None, (error.hint, "the job may not be requeued: submit it again")))
+    hint = "; ".join(filter(None, (error.hint, why)))
     _fail_job(job, UserError(error.what, error.why, hint))
-
-
-def requeue_or_tell(config: Config, env: common.HookEnv, error: FabricError) -> None:
-    """Requeue a job without a lease, or give the reason in AdminComment if it may not be requeued.
-
-    Without a state file the plugin refuses its tasks, and knows only that nothing was prepared.
-    """
-    if requeue(config, env, error):
-        return
-    try:
-        text = f"vhpc: {error.line()}; the job may not be requeued: submit it again"
-        slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment(env.job_id, text)
-    except FabricError as err:
-        common.log.warning("the job's user is not told: %s", err.line())
-
-
-def requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
-    """Requeue a job that cannot be prepared although the node is not at fault.
-
-    The job may have ended already (this Prolog was late).  Otherwise vhpcd
-    stopped after the controller's hook, or another job still holds resources of
-    this one.  False: the job may not be requeued (``--no-requeue``, or it is
-    interactive); without a state file the plugin refuses its tasks by itself.
-    """
-    try:
-        known = ControllerClient(config).look(env.job_id, None, env.node)
-    except FabricError:
-        known = None
-    if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):
-        common.log.info("nothing to prepare: %s", error.line())
-        return True
-    common.log.warning("%s; requeueing", error.line())
-    try:
-        slurm.commands(config, slurm.HOOK_TIMEOUT_S).requeue(env.job_id)
-    except FabricError as err:
-        common.log.warning("not requeued: %s", err.line())
-        return False
-    return True
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:

@@ -30,11 +30,11 @@ def run(config: Config) -> int:
     env = common.HookEnv.read()
     layout = Layout(config)
     client = ControllerClient(config, patient=False)
-    lease = _lease(client, env)
     # Slurm counts a requeue before it runs the Epilog of the requeued job, so its
     # restart count does not identify the ending generation.  The journals do,
     # and so does vhpcd, since no new lease is made while an Epilog runs.
     ending = {g for g in journal.generations(layout.journals) if g.job_id == env.job_id}
+    lease = None if _is_all_known(layout, env, ending) else _lease(client, env)
     if lease is not None:
         ending.add(lease.generation)
     for generation in ending:
@@ -63,6 +63,8 @@ def _clear(
     """Tear one generation down and queue its acknowledgement, or add it to ``unkept``."""
 
     def queue(*, clean: bool, note: str) -> None:
+        if not generation.has_lease:
+            return
         line = timeline.read_timeline(layout.timeline(generation))
         used = usage.of_node(layout.usage(generation), generation, env.node)
         ack = outbox.Acknowledgement(generation, env.node, clean, note, line, used)
@@ -116,6 +118,15 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
         line = common.comment(lease, f"a console could not be written: {'; '.join(failures)}")
         common.log.warning("%s", line)
         common.comment_ended(config, env.job_id, line)
+
+
+def _is_all_known(layout: Layout, env: common.HookEnv, ending: set[Generation]) -> bool:
+    """Whether the journal and the state file have all that vhpcd would be asked for.
+
+    Each request costs two credentials of munge on this node, which a user may keep busy.
+    """
+    state = statefile.read_state(layout.state_file(env.job_id))
+    return state.get("console") == "no" and {str(one) for one in ending} == {state.get("generation")}
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:

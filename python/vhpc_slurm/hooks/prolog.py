@@ -31,9 +31,9 @@ def run(config: Config) -> int:
         return _run(config, env, layout)
     except joblock.NoRoomError as err:
         start.load_rest("vhpc_slurm.hooks.prolog")
-        from vhpc_slurm.hooks import bringup
+        from vhpc_slurm.hooks import requeueing
 
-        bringup.requeue_or_tell(config, env, err)
+        requeueing.requeue_or_tell(config, env, err)
         return 0
 
 

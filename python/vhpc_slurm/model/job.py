@@ -15,6 +15,8 @@ from vhpc_slurm.record import Record
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
+NO_LEASE = "00000000"
+"""Nonce of a generation without a lease; vhpcd gives it to none."""
 MAX_GUESTS_PER_NODE = 64
 MAX_COMPONENTS = 128
 """Of a heterogeneous job: MAX_HET_JOB_COMPONENTS of Slurm."""
@@ -33,6 +35,16 @@ class Generation(Record, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.job_id}.{self.restart}.{self.nonce}"
+
+    @classmethod
+    def without_lease(cls, job_id: int, restart: int) -> Generation:
+        """Of a job whose lease a node did not get: only the job's folder belongs to it."""
+        return cls(job_id, restart, NO_LEASE)
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether vhpcd has made it."""
+        return self.nonce != NO_LEASE
 
     @classmethod
     def parse(cls, text: str) -> Generation:

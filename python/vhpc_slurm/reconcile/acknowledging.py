@@ -12,11 +12,13 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.exchange import AnswerError, UnusableError
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
 from vhpc_slurm.node.host import apart
@@ -30,6 +32,8 @@ _EARLIER = re.compile(r"(?:; | )usage (?:[a-z_]+=[0-9./]+ ?)+$")
 RECORD_S = 5.0
 """How long to wait for the job's end in the accounting database: slurmctld sends it a moment before."""
 LOOK_S = 0.5
+NOTE_MAX = 200
+"""Characters of the note of an acknowledgement that is sent again."""
 
 
 def deliver(
@@ -55,17 +59,18 @@ def deliver(
     complete: list[Generation] = []
 
     def send(ack: Acknowledgement) -> None:
-        all_reported = ack.usage is not None and _report(client, ack.usage)
-        client.acknowledge(ack)
-        if all_reported:
+        if _acknowledge(client, ack):
             complete.append(ack.generation)
 
     left = outbox.flush(folder, send)
-    try:
-        for ack in unkept:
+    for ack in unkept:
+        try:
             send(ack)
-    except FabricError as err:
-        log.warning("a health check will acknowledge it again: %s", err.line())
+        except (outbox.NotTakenError, outbox.RefusedError) as err:
+            log.warning("a health check will acknowledge it again: %s", err.line())
+        except FabricError as err:
+            log.warning("a health check will acknowledge it again: %s", err.line())
+            break
 
     def comment() -> None:
         for generation in complete:
@@ -77,13 +82,53 @@ def deliver(
     return left
 
 
+def _acknowledge(client: ControllerClient, ack: Acknowledgement) -> bool:
+    """Send an acknowledgement; without its timeline where vhpcd cannot use it with one.
+
+    Returns whether vhpcd has the figures of all nodes now.
+
+    Raises:
+        outbox.RefusedError, outbox.NotTakenError: vhpcd has answered.
+        FabricError: vhpcd cannot be reached.
+    """
+    all_reported = False
+    try:
+        if ack.usage is not None:
+            try:
+                return _kept(ack.generation, client.report_and_acknowledge(ack.usage, ack))
+            except UnusableError:  # an older vhpcd, or one of the two is at fault
+                all_reported = _report(client, ack.usage)
+        try:
+            client.acknowledge(ack)
+        except UnusableError as err:
+            log.error("vhpcd cannot use the acknowledgement of %s: %s", ack.generation, err.line())
+            note = ack.note[:NOTE_MAX].encode("ascii", errors="replace").decode()
+            client.acknowledge(replace(ack, note=note, timeline=None))
+            log.warning("vhpcd has acknowledged %s without its timeline", ack.generation)
+    except UnusableError as err:
+        raise outbox.RefusedError(err.what, err.why, err.hint) from err
+    except AnswerError as err:
+        raise outbox.NotTakenError(err.what, err.why, err.hint) from err
+    except FabricError:
+        raise
+    except VhpcError as err:
+        raise outbox.NotTakenError(err.what, err.why, err.hint) from err
+    return all_reported
+
+
 def _report(client: ControllerClient, usage: NodeUsage) -> bool:
     """Whether vhpcd has the figures of all nodes now."""
     try:
-        return client.report_usage(usage)
+        return _kept(usage.generation, client.report_usage(usage))
     except VhpcError as err:
-        log.warning("what job %d has used is not reported: %s", usage.generation.job_id, err.line())
+        return _kept(usage.generation, err)
+
+
+def _kept(generation: Generation, answer: bool | VhpcError) -> bool:
+    if isinstance(answer, VhpcError):
+        log.warning("what job %d has used is not reported: %s", generation.job_id, answer.line())
         return False
+    return answer
 
 
 def _comment(config: Config, client: ControllerClient, generation: Generation) -> bool:

@@ -113,7 +113,7 @@ def _stale_generations(
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
         # seconds, and then the Epilog runs.  No Epilog runs for a job for whose end Slurm does not wait any
         # more, while its extern step may sleep on for hours.
-        over = generation.job_id in running and generation.job_id not in live
+        over = generation.job_id in running and (generation.job_id not in live or not generation.has_lease)
         if over and not ended(generation.job_id):
             continue
         yield NodeFinding(
@@ -135,7 +135,7 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
         ending: generations with an ended lease that this node took and has not acknowledged.
     """
     running = steps.running()
-    known = {*_known(layout), *(Generation.parse(path.stem) for path in outbox.pending(layout.outbox))}
+    known = {*_known(layout), *outbox.queued(layout.outbox)}
     for generation in ending:
         # Its Epilog still has to run, or runs now, and will acknowledge it.
         if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
@@ -161,8 +161,9 @@ def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> No
         except QuarantinedError as err:
             quarantined = err
     note = quarantined.line() if quarantined else "cleared by reconcile"
-    used = usage.of_node(layout.usage(generation), generation, node)
-    outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note, usage=used))
+    if generation.has_lease:
+        used = usage.of_node(layout.usage(generation), generation, node)
+        outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note, usage=used))
     if quarantined:
         raise quarantined
 

@@ -46,9 +46,13 @@ class Kind(StrEnum):
     """vhpcd does not answer."""
     OUTBOX = "outbox"
     """Acknowledgements that have not reached vhpcd."""
+    REFUSED_ACKNOWLEDGEMENT = "refused-acknowledgement"
+    """An acknowledgement that vhpcd cannot use."""
 
 
-NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEFT_NODE})
+NEVER_DRAIN = frozenset(
+    {Kind.CONTROLLER, Kind.OUTBOX, Kind.REFUSED_ACKNOWLEDGEMENT, Kind.LOST_START, Kind.LEFT_NODE}
+)
 """Kinds that say nothing against the node itself: it stays in service when their repair fails."""
 
 

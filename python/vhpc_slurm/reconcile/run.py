@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import partial
+from pathlib import Path
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
@@ -48,6 +49,10 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     found = _findings(config, layout, node, of_node, known, live if answered else None, fabric, before)
     results.extend(repair(finding, check=check) for finding in found)
     results.extend(_acknowledgements(layout, client, check=check))
+    results.extend(
+        repair(finding, check=check)
+        for finding in _refused(layout, _owed(of_node, node) if answered else None)
+    )
     return results
 
 
@@ -100,5 +105,30 @@ def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) 
     if check:
         return [RepairResult(Kind.OUTBOX, what, repaired=False)]
     left = acknowledging.deliver(layout.config, client, layout.outbox)
-    error = "vhpcd cannot be reached" if left else ""
+    error = f"vhpcd cannot be reached, or does not take {left} of them; hooks.log says why" if left else ""
     return [RepairResult(Kind.OUTBOX, what, repaired=left == 0, error=error)]
+
+
+def _refused(layout: Layout, owed: Collection[Generation] | None) -> Iterator[NodeFinding]:
+    """Acknowledgements that were set aside; ``owed`` are those that vhpcd waited for, None: not known."""
+    for path in outbox.set_aside(layout.outbox):
+        yield NodeFinding(
+            Kind.REFUSED_ACKNOWLEDGEMENT,
+            f"the acknowledgement {path} was set aside: it cannot be used",
+            partial(_forget, path, owed),
+        )
+
+
+def _forget(path: Path, owed: Collection[Generation] | None) -> None:
+    """Remove an acknowledgement that was set aside, once vhpcd has another one of its generation.
+
+    Raises:
+        FabricError: it has none.
+    """
+    if owed is None or path.stem in map(str, owed):
+        raise FabricError(
+            "vhpcd still waits for it" if owed is not None else "vhpcd did not say whether it waits for it",
+            "the reason is in hooks.log, and in the log of vhpcd",
+            "the next health check acknowledges the generation again",
+        )
+    path.unlink(missing_ok=True)

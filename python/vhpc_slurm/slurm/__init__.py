@@ -19,6 +19,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vhpc_slurm.slurm import conffile
+
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
     from vhpc_slurm.slurm.noderuns import NodeRuns
@@ -60,6 +62,15 @@ def commands(config: Config, timeout_s: float = 5.0) -> Slurm:
     controller = config.controller
     limit_s = timeout_s + OFF_S * len(controller.backup_hosts)
     return Scontrol(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=limit_s)
+
+
+def prolog_timeout_s(config: Config) -> int | None:
+    """Seconds after which slurmd ends a Prolog on this host; None: never, or slurm.conf cannot be read.
+
+    slurmd gives its hooks the path of slurm.conf, which on hosts without one is a copy.
+    """
+    path = os.environ.get("SLURM_CONF") or config.controller.slurm_conf or "/etc/slurm/slurm.conf"
+    return conffile.prolog_timeout_s(Path(path))
 
 
 def accounting(config: Config, timeout_s: float = 10.0) -> Accounting:

@@ -45,6 +45,7 @@ MAX_COMMENT = 1024
 MAX_REASON = 256
 """Longest Reason of a drained node that vhpc sets; sinfo -R shows less."""
 _NO_JOB = "Invalid job id specified"
+_PENDING = "Job is pending execution"
 _NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation is presently disabled"
 
 
@@ -192,6 +193,8 @@ class Scontrol:
         try:
             self._run("scontrol", "requeue", self.ref(job_id).whole)
         except SlurmError as err:
+            if _PENDING in err.why:
+                return  # an earlier attempt whose answer was lost, or vhpcd, has requeued it
             if _NO_SCRIPT in err.why or _NO_REQUEUE in err.why:
                 raise NotRequeueableError(err.what, err.why) from err
             raise

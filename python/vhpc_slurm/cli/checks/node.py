@@ -19,6 +19,8 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.guest import libvirtd, refusal
 from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import outbox
+from vhpc_slurm.node.store.layout import Layout
 
 TIMEOUT_S = 15
 PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/find")
@@ -49,6 +51,8 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     yield run_folder(config.paths.run, mounts)
     yield from state_folder(config.paths.state, mounts, root=root)
+    if root:
+        yield from acknowledgements(config)
     yield apparmor(config, Path("/"))
 
 
@@ -271,6 +275,26 @@ def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[CheckResult]
         )
         return
     yield ok("node.state", f"{path} is on {kind}, {free >> 30} GiB free")
+
+
+def acknowledgements(config: Config) -> Iterator[CheckResult]:
+    """Whether vhpcd has the acknowledgements of this node; only root can read them."""
+    folder, name = Layout(config).outbox, "node.outbox"
+    aside, waiting = outbox.set_aside(folder), len(outbox.pending(folder))
+    if aside:
+        yield error(
+            name,
+            f"{len(aside)} acknowledgements were set aside: vhpcd cannot use {aside[0].stem}",
+            f"the reason is in hooks.log and in the log of vhpcd; see {folder}, and run: vhpc reconcile",
+        )
+    elif waiting:
+        yield warn(
+            name,
+            f"{waiting} acknowledgements wait for vhpcd",
+            "network identities of their jobs stay in use until then; run: vhpc reconcile",
+        )
+    else:
+        yield ok(name, "no acknowledgement waits for vhpcd")
 
 
 def filesystem_of(path: str, mounts: str) -> str:

@@ -94,6 +94,10 @@ class Authority:
 
     async def check(self, request: wire.Request, origin: Origin) -> None:
         """FabricError when this request may not come from there."""
+        if isinstance(request, wire.Together):
+            for one in request.requests:
+                await self.check(one, origin)
+            return
         node = speaker(request)
         if node is None or origin.own_host or self._allows(node, origin):
             return

@@ -31,6 +31,7 @@ from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
 from vhpc_slurm.controller.api.requests import Answering
 from vhpc_slurm.controller.api.status_messages import Status
+from vhpc_slurm.controller.api.usage_messages import UsageKept
 from vhpc_slurm.controller.api.useraccess import UserAccess
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
@@ -313,17 +314,21 @@ class Server:
         try:
             request = wire.read_request(envelope)
         except ValueError as err:
-            return wire.Failure(kind="fabric", what="vhpcd cannot read the request", why=str(err)[:300])
+            self._log.warning("a request of uid %d at %s cannot be read: %s", uid, origin.address, err)
+            return wire.Failure(kind=wire.UNUSABLE, what="vhpcd cannot read the request", why=str(err)[:300])
+        answer = await connection.unless_gone(self._answer(request, uid, origin))
+        return answer and self._with_origin(answer, origin)
+
+    async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
+        if isinstance(request, wire.Together):
+            answers = [await self._answer(one, uid, origin) for one in request.requests]
+            return wire.Answers(answers=tuple(map(_without_list, answers)))
         if self._authority is not None:
             try:
                 await self._authority.check(request, origin)
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
                 return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
-        answer = await connection.unless_gone(self._answer(request, uid, origin))
-        return answer and self._with_origin(answer, origin)
-
-    async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
         assert self._requests is not None, "a standby has refused the request"
         everything = uid in self._allowed and not isinstance(request, wire.AsUser)
         if everything or self._users is None:
@@ -347,6 +352,12 @@ class Server:
             return answer
         names = self._authority.speaks_for(origin)
         return msgspec.structs.replace(answer, seen_at=origin.address, speaks_for=names)
+
+
+def _without_list(answer: wire.Answer) -> wire.Done | UsageKept | wire.Failure:
+    """The answer to a request of Together, whose types have no others."""
+    assert isinstance(answer, wire.Done | UsageKept | wire.Failure)
+    return answer
 
 
 def _wrapped(request: wire.Envelope, answer: wire.Answer, epoch: int) -> bytes:

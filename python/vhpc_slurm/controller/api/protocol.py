@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.api import older
+from vhpc_slurm.controller.api import older, operator_messages
 from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
 from vhpc_slurm.controller.api.usage_messages import (
     AskUsage,
@@ -64,6 +64,8 @@ MAX_LINE = 4000
 HEADER = struct.Struct(">I")
 AGAIN = "again"
 """Kind of a failure of one of several vhpcd: another one may serve the request, or this one later."""
+UNUSABLE = "unusable"
+"""Kind of a failure: vhpcd can never use this request; older clients take it for ``fabric``."""
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
@@ -131,6 +133,12 @@ class Acknowledge(Wire, frozen=True, tag="acknowledge"):
     stages: tuple[Stage, ...] | None = None
 
 
+class Together(Wire, frozen=True, tag="together"):
+    """A node's hook: requests that one credential authenticates; each is judged and answered by itself."""
+
+    requests: Annotated[tuple[ReportUsage | Acknowledge, ...], msgspec.Meta(min_length=1, max_length=16)]
+
+
 class ReportTimeline(Wire, frozen=True, tag="timeline"):
     """A node: its timeline of a generation, and at the end of Prolog what its owner may want to know."""
 
@@ -190,24 +198,10 @@ class AskStatus(Wire, frozen=True, tag="status"):
     """An operator or a check: the status of vhpcd."""
 
 
-class Fence(Wire, frozen=True, tag="fence"):
-    """An operator: this node is off, so no ended generation still runs there."""
-
-    node: str
-
-
-class ClearKey(Wire, frozen=True, tag="clear"):
-    """An operator: remove these tombstones if no port has their keys."""
-
-    generations: tuple[str, ...]
-
-
-class TellFabric(Wire, frozen=True, tag="tell"):
-    """An operator: configure the fabric again; ``force`` as in NetworkBackend.apply."""
-
-    force: bool = False
-
-
+Fence = operator_messages.Fence
+Fenced = operator_messages.Fenced
+ClearKey = operator_messages.ClearKey
+TellFabric = operator_messages.TellFabric
 OfUsers = ListLeases | ListTimelines | ListReports | AskUsage | AskTrouble
 """Requests that ordinary users may send: the answers have what they may see.  AskTrouble is for operators."""
 
@@ -228,6 +222,7 @@ Request = (
     | GetLease
     | Ending
     | Acknowledge
+    | Together
     | ReportTimeline
     | ReportUsage
     | ReportUsageSoFar
@@ -287,13 +282,6 @@ class ReportPage(Wire, frozen=True, tag="reports"):
     more: int | None
 
 
-class Fenced(Wire, frozen=True, tag="fenced"):
-    """To Fence: generations that no longer wait for the node, and those whose jobs still use it."""
-
-    generations: tuple[str, ...]
-    in_use: tuple[str, ...]
-
-
 class Failure(Wire, frozen=True, tag="failure"):
     """A VhpcError; ``kind`` as in errors.py."""
 
@@ -303,8 +291,15 @@ class Failure(Wire, frozen=True, tag="failure"):
     hint: str = ""
 
 
+class Answers(Wire, frozen=True, tag="answers"):
+    """To Together, in the order of its requests."""
+
+    answers: tuple[Done | UsageKept | Failure, ...]
+
+
 Answer = (
     LeaseAnswer
+    | Answers
     | Done
     | ReadyState
     | LeasePage

@@ -32,6 +32,7 @@ from vhpc_slurm.controller.store.writership import FencedError
 from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline, Viewer
+from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpcd")
 
@@ -91,7 +92,8 @@ class Requests:
         except VhpcError as err:
             return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         except (ValueError, msgspec.MsgspecError) as err:
-            return wire.Failure(kind="fabric", what="vhpcd cannot use that request", why=str(err)[:300])
+            log.error("the request %s cannot be used: %s", type(request).__name__, one_line(str(err)[:300]))
+            return wire.Failure(kind=wire.UNUSABLE, what="vhpcd cannot use that request", why=str(err)[:300])
         except Exception:
             log.exception("internal error")
             return wire.Failure(kind="fabric", what="vhpcd failed", hint="see its log")

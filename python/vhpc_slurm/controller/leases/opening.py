@@ -285,7 +285,9 @@ class LeaseOpening:
 
 
 def _generation(request: JobRequest) -> Generation:
-    return Generation(request.job_id, request.restart, os.urandom(4).hex())
+    while not (made := Generation(request.job_id, request.restart, os.urandom(4).hex())).has_lease:
+        pass
+    return made
 
 
 def _check(request: JobRequest, allocation: Allocation) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from vhpc_slurm.controller.sync.batch import BatchLedger, FabricBatches, Submit, call_directly
+from vhpc_slurm.controller.sync.batch import BatchLedger, FabricBatches, Submit, as_fabric, call_directly
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import FabricFinding, NetworkBackend
@@ -50,7 +50,7 @@ class FabricAudit:
         wrong = False
         for attempt in ("found", "still there after a repair"):
             snapshot = self._submit(self._ledger.snapshot).result()
-            found = self._look(snapshot)
+            found = self._findings(snapshot)
             wrong = wrong or bool(found)
             self.watch.saw(found, trouble, _holders(snapshot))
             if not found:
@@ -64,6 +64,16 @@ class FabricAudit:
         if trouble is not None:
             raise trouble
         return wrong
+
+    def _findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
+        """What is wrong with the fabric; an audit that fails has read nothing, so the fabric may be open."""
+        try:
+            return self._look(snapshot)
+        except FabricError as err:
+            return (FabricFinding(0, err.line(), unread=True, blind=True),)
+        except Exception as err:
+            log.exception("internal error")
+            return (FabricFinding(0, as_fabric(err).line(), unread=True, blind=True),)
 
     def _look(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
         """What is wrong with the fabric; ``snapshot`` is the newest."""
@@ -82,6 +92,9 @@ def _failure(call: Callable[[], object]) -> FabricError | None:
         call()
     except FabricError as err:
         return err
+    except Exception as err:
+        log.exception("internal error")
+        return as_fabric(err)
     return None
 
 

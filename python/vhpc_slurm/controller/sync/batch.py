@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.backend import FabricRefusedError, NetworkBackend, ProofResults
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.model import Generation, LeaseRecord
@@ -116,14 +116,31 @@ class FabricBatches:
             For each generation its lease, or the reason why it did not get there.
 
         Raises:
-            FabricError: nothing was changed; the caller may try again.
+            FabricError: no generation got there; the caller may try again.
         """
         batch = self._write(self._ledger.begin_batch, coming)
         results: Results = dict(batch.decided)
+        try:
+            self._carry_out(batch, results, anew=anew, force=force)
+        except Exception as err:
+            if not results:
+                raise
+            # Those that have an answer keep it: they are READY, and durable.
+            if isinstance(err, FabricError):
+                log.error("the fabric was not changed or read: %s", err.line())
+            else:
+                log.exception("internal error")
+            why = as_fabric(err)
+            for generation in batch.coming:
+                results.setdefault(generation, why)
+        return results
+
+    def _carry_out(self, batch: Batch, results: Results, *, anew: bool, force: bool) -> None:
+        """Do the work of a batch; each answer is in ``results`` as soon as it is durable."""
         snapshot = batch.snapshot
         told = self._told is not None and self._told.carries_the_same(snapshot) and not anew
         if told and not batch.coming and not batch.leaving:
-            return results
+            return
         self._told = None
         self._changes += 1
         try:
@@ -138,17 +155,17 @@ class FabricBatches:
             log.warning(
                 "the fabric refused a batch of %d jobs, it is split: %s", len(batch.coming), err.line()
             )
-            return results | self._split(batch.coming)
+            results |= self._split(batch.coming)
+            return
         # The disk writes this while the fabric is read; ``proven`` is queued after it.
         applied = self._submit(self._ledger.applied, batch.coming)
         self._told = snapshot
         if batch.coming:
-            found = self._network.verify(batch.coming, snapshot)
+            found = _each(self._network.verify, batch.coming, snapshot)
             results |= self._write(self._ledger.proven, found)
         applied.result()
         if batch.leaving:
             results |= self._write(self._ledger.stripped, self._strip(batch.leaving, snapshot))
-        return results
 
     def _write(self, call: Callable[..., Result], *arguments: Any) -> Result:
         return self._submit(call, *arguments).result()
@@ -161,10 +178,47 @@ class FabricBatches:
                 results |= self.run(part)
             except FabricError as err:
                 results |= dict.fromkeys(part, err)
+            except Exception as err:
+                log.exception("internal error")
+                results |= dict.fromkeys(part, as_fabric(err))
         return results
 
     def _strip(self, leaving: tuple[Generation, ...], snapshot: KeySnapshot) -> ProofResults:
         try:
-            return self._network.strip(leaving, snapshot)
+            return _each(self._network.strip, leaving, snapshot)
         except FabricError as err:  # the generations that came in this batch stay READY
             return dict.fromkeys(leaving, err)
+
+
+def as_fabric(err: Exception) -> FabricError:
+    """Any error as one that a request can be answered with."""
+    if isinstance(err, FabricError):
+        return err
+    if isinstance(err, VhpcError):
+        return FabricError(err.what, err.why, err.hint)
+    return FabricError("vhpcd failed", f"internal error: {err!r}", "see the log of vhpcd")
+
+
+def _each(
+    call: Callable[[Collection[Generation], KeySnapshot], ProofResults],
+    generations: tuple[Generation, ...],
+    snapshot: KeySnapshot,
+) -> ProofResults:
+    """What ``call`` proves; an unexpected error about one generation does not concern the others.
+
+    Raises:
+        FabricError: the fabric cannot be read at all.
+    """
+    try:
+        return call(generations, snapshot)
+    except FabricError:
+        raise
+    except Exception as err:
+        if len(generations) == 1:
+            log.exception("internal error: %s", generations[0])
+            return {generations[0]: as_fabric(err)}
+        log.warning("internal error in a batch of %d jobs, it is split: %r", len(generations), err)
+    results: ProofResults = {}
+    for one in generations:
+        results |= _each(call, (one,), snapshot)
+    return results

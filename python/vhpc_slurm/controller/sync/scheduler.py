@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from vhpc_slurm.controller.sync.batch import FabricBatches, Results
+from vhpc_slurm.controller.sync.batch import FabricBatches, Results, as_fabric
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Generation, LeaseRecord
 
@@ -141,10 +141,10 @@ class BatchScheduler:
                 results: Results = await self._thread.run(partial(self._batches.run, tuple(coming)))
             except VhpcError as err:
                 log.error("the fabric was not changed: %s", err.line())
-                results = {generation: _as_fabric(err) for generation in coming}
-            except Exception:
+                results = dict.fromkeys(coming, as_fabric(err))
+            except Exception as err:
                 log.exception("internal error")
-                results = {}
+                results = dict.fromkeys(coming, as_fabric(err))
             if self._batches.changes != before:
                 self._last_batch = asyncio.get_running_loop().time()
                 self._changed()
@@ -174,7 +174,3 @@ def _resolve(future: asyncio.Future[LeaseRecord], result: LeaseRecord | FabricEr
         future.set_result(result)
     else:
         future.set_exception(result or FabricError("vhpcd failed", hint="see its log"))
-
-
-def _as_fabric(err: VhpcError) -> FabricError:
-    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.hint)

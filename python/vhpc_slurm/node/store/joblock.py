@@ -101,15 +101,53 @@ def busy(layout: Layout, job_id: int) -> bool:
 
 
 def sweep(layout: Layout, older_than_s: float) -> None:
-    """Remove tombstones and unheld locks that are no longer needed."""
-    now = time.time()
-    for folder in (layout.run / "tombstones", layout.run / "locks"):
-        with contextlib.suppress(FileNotFoundError):
-            for path in folder.iterdir():
-                if now - path.stat().st_mtime > older_than_s and not (
-                    folder.name == "locks" and busy(layout, int(path.name))
-                ):
-                    path.unlink()
+    """Remove tombstones and unheld locks that are no longer needed; other files in their folders stay."""
+    for path in _files(layout.run / "tombstones"):
+        if _is_tombstone(path) and _age_s(path) > older_than_s:
+            path.unlink(missing_ok=True)
+    for path in _files(layout.run / "locks"):
+        if path.name.isdecimal() and _age_s(path) > older_than_s:
+            _remove_unheld(path, older_than_s)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _is_tombstone(path: Path) -> bool:
+    try:
+        Generation.parse(path.name)
+    except ValueError:
+        return False
+    return True
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was last written; 0 when another sweep has removed it."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove_unheld(path: Path, older_than_s: float) -> None:
+    """Remove a lock while it is held here.
+
+    A hook that has opened the file, and gets the lock afterwards, finds that it is no longer the file
+    at its path; one that had the lock in between has written into it.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        if files.try_lock(fd) and _same_file(fd, path) and _age_s(path) > older_than_s:
+            path.unlink()
+    finally:
+        os.close(fd)
 
 
 def _same_file(fd: int, path: Path) -> bool:

@@ -26,6 +26,20 @@ LOCK_S = 10.0
 """Longest wait for another hook that queues or removes an acknowledgement, in seconds."""
 
 
+MOST_NOT_TAKEN = 3
+"""After so many acknowledgements in a row that vhpcd does not take now, the others wait as well."""
+REFUSED, DAMAGED = ".refused", ".damaged"
+"""Suffixes of acknowledgements that were set aside: vhpcd, or this host, cannot use them."""
+
+
+class NotTakenError(FabricError):
+    """vhpcd has answered that it does not take this acknowledgement now; it may take others."""
+
+
+class RefusedError(FabricError):
+    """vhpcd can never use this acknowledgement."""
+
+
 class Acknowledgement(Record, frozen=True):
     """A node's report that it has released a generation (or could not release everything)."""
 
@@ -67,38 +81,75 @@ def pending(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
-    """Send the waiting acknowledgements in order; stop at the first that cannot be sent.
+def queued(folder: Path) -> set[Generation]:
+    """The generations whose acknowledgements wait."""
+    found = set()
+    for path in pending(folder):
+        with contextlib.suppress(ValueError):  # no hook has written it
+            found.add(Generation.parse(path.stem))
+    return found
 
-    Returns how many still wait.
+
+def set_aside(folder: Path) -> list[Path]:
+    """The acknowledgements that were set aside, in the order of their names."""
+    return sorted(path for suffix in (REFUSED, DAMAGED) for path in folder.glob(f"*{suffix}"))
+
+
+def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
+    """Send the waiting acknowledgements in order; returns how many still wait.
+
+    One that cannot be used is set aside, and one that vhpcd does not take now goes to the end, so
+    that neither delays the others. Any other FabricError ends the attempt: vhpcd cannot be reached.
     """
     waiting = pending(folder)
+    left = in_a_row = 0
     for sent, path in enumerate(waiting):
         try:
             file = path.open("rb")
         except FileNotFoundError:
             continue  # another hook has sent it meanwhile
         with file:
+            # while the file is open no other file has its number
+            inode = os.fstat(file.fileno()).st_ino
             try:
                 ack = msgspec.json.decode(file.read(), type=Acknowledgement)
-            except UNDECODABLE:
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_suffix(".damaged"))
+            except UNDECODABLE as err:
+                _remove(folder, path, inode, DAMAGED)
+                log.error("the acknowledgement %s is set aside: it cannot be read: %s", path, err)
                 continue
             try:
                 send(ack)
-            except FabricError:
-                return len(waiting) - sent
-            # the file is still open, so no other file has its number
-            _remove(folder, path, os.fstat(file.fileno()).st_ino)
-    return 0
+                _remove(folder, path, inode)
+            except RefusedError as err:
+                _remove(folder, path, inode, REFUSED)
+                log.error("the acknowledgement %s is set aside: %s", path, err.line())
+            except NotTakenError as err:
+                log.warning("the acknowledgement %s waits: %s", path.name, err.line())
+                left += 1
+                in_a_row += 1
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # the next attempt begins with others
+                if in_a_row == MOST_NOT_TAKEN:
+                    return left + len(waiting) - sent - 1
+                continue
+            except FabricError as err:
+                log.warning("acknowledgements wait: %s", err.line())
+                return left + len(waiting) - sent
+            in_a_row = 0
+    return left
 
 
-def _remove(folder: Path, path: Path, inode: int) -> None:
-    """Remove an acknowledgement that vhpcd has, but not a newer one that a hook has queued meanwhile."""
+def _remove(folder: Path, path: Path, inode: int, suffix: str = "") -> None:
+    """Remove an acknowledgement, but not a newer one that a hook has queued meanwhile.
+
+    With ``suffix`` it is kept under a name with that suffix.
+    """
     with files.locked(_lock(folder), LOCK_S) as held, contextlib.suppress(FileNotFoundError):
         if held and path.stat().st_ino == inode:
-            path.unlink()
+            if suffix:
+                path.rename(path.with_suffix(suffix))
+            else:
+                path.unlink()
 
 
 def _lock(folder: Path) -> Path:

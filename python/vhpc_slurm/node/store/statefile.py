@@ -29,7 +29,7 @@ PLUGIN_KEYS = frozenset(
     }
 )  # fmt: skip
 """Keys that the SPANK plugin reads: key_names of spank_plugin/state.c."""
-HOOK_KEYS = frozenset({"digest", "kind", "alarm", "since"})
+HOOK_KEYS = frozenset({"digest", "kind", "alarm", "since", "console"})
 """Keys that only the hooks and the vhpc command read."""
 USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Tags of entries of an access control list."""

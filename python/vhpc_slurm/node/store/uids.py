@@ -171,7 +171,8 @@ def allocated(layout: Layout) -> Iterator[tuple[int, str]]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.uids.iterdir()):
             with contextlib.suppress(FileNotFoundError):
-                yield int(path.name), path.read_text()
+                if path.name.isdecimal():
+                    yield int(path.name), path.read_text()
 
 
 def in_range(config: Config, uid: int) -> bool:
