@@ -96,7 +96,7 @@ def test_ps_shows_what_is_held_where_and_why_a_job_was_refused(vhpc: Vhpc, clien
         "FIGURES",
         "NOTE",
     ]
-    assert first.split()[:7] == ["42", str(lease.generation), "daemon", "tiny:1", "ready", "n[1-2]", "n2"]
+    assert first.split()[:7] == ["42", str(lease.generation), "daemon", "tiny:1", "booting", "n[1-2]", "n2"]
     assert second.split()[4] == "refused"
     assert "image absent:1 is unknown" in second
     client.ending(42, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from vhpc_slurm.cli import output, reportdata
+from vhpc_slurm.cli import bootline, output, reportdata
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
 
@@ -21,7 +21,7 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("partition", request.partition + (f", QOS {request.qos}" if request.qos else "")),
         ("image", str(request.image)),
         ("digest", lease.image.digest if lease.image else "none: the job was refused"),
-        ("state", lease.state.value),
+        ("state", _state(found)),
         ("began", _date(found.record.created)),
         ("last change", _date(found.record.updated)),
         ("nodes", output.node_list(lease.allocation.node_names)),
@@ -43,6 +43,12 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
     if ways:
         named.append(("other networks", ", ".join(ways)))
     return named
+
+
+def _state(found: JobReport) -> str:
+    lease = found.record.lease
+    far = bootline.line(lease.request.guests_per_node, found.progress)
+    return bootline.state(lease, found.progress) + (f": {far}" if far else "")
 
 
 def _date(seconds: float) -> str:
