@@ -30,6 +30,7 @@ from vhpc_slurm.model import (
     HostCell,
     HostCpu,
     HostInventory,
+    ImageRef,
     JobUsage,
     Lease,
     LeaseRecord,
@@ -218,6 +219,19 @@ def test_a_report_without_reports_of_nodes_is_shown(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "vhpcd: no such image?[2J" in out
     assert "\x1b" not in out
+
+
+def test_the_digest_of_an_image_is_written_out_once(capsys: pytest.CaptureFixture[str]) -> None:
+    digest = "sha256:" + "a" * 64
+    one = record()
+    pinned = replace(one.lease, request=replace(one.lease.request, image=ImageRef("tiny", "1", digest)))
+    reports._show(reportdata.make(replace(one, lease=pinned), []))
+    out = capsys.readouterr().out
+    assert re.findall(r"^(?:image|digest) +(.*)$", out, re.MULTILINE) == ["tiny:1@sha256:" + "a" * 12, digest]
+    # no image was found: nothing else has it
+    refused = replace(pinned, image=None, state=LeaseState.REFUSED)
+    reports._show(reportdata.make(replace(one, lease=refused), []))
+    assert re.search(rf"^image +tiny:1@{digest}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_text_names_guests_and_devices(capsys: pytest.CaptureFixture[str]) -> None:

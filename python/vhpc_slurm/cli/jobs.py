@@ -11,6 +11,7 @@ from vhpc_slurm.cli import bootline, context, output, usagerows
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
+from vhpc_slurm.terminal import short_digests
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.usage_messages import UsedWire
@@ -97,7 +98,7 @@ def _record_row(
         str(lease.generation.job_id),
         str(lease.generation),
         lease.request.user,
-        str(lease.request.image),
+        short_digests(str(lease.request.image)),
         bootline.state(lease, booting),
         output.node_list(_nodes(record)),
         output.node_list(_holders(record)) or "-",
@@ -158,7 +159,7 @@ def ps_local(config: Config, *, as_json: bool) -> int:
                 str(guest["job"] or "-"),
                 guest["generation"] or "-",
                 str(guest["guest"]),
-                guest["image"] or "-",
+                short_digests(guest["image"] or "-"),
                 guest["status"],
                 guest["domain"],
                 "yes" if guest["runs"] else "no",

@@ -8,6 +8,7 @@ import time
 from vhpc_slurm.cli import bootline, output, reportdata
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.terminal import short_digests
 
 
 def facts(found: JobReport) -> list[tuple[str, str]]:
@@ -19,7 +20,8 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("generation", str(lease.generation)),
         ("user", request.user + (f", account {request.account}" if request.account else "")),
         ("partition", request.partition + (f", QOS {request.qos}" if request.qos else "")),
-        ("image", str(request.image)),
+        # the next line has the whole digest
+        ("image", short_digests(str(request.image)) if lease.image else str(request.image)),
         ("digest", lease.image.digest if lease.image else "none: the job was refused"),
         ("state", _state(found)),
         ("began", _date(found.record.created)),
