@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from chromium import CHROMIUM, in_chromium, keyboard
+from chromium import CHROMIUM, driven, in_chromium
 from html_page import Page
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
@@ -279,7 +279,7 @@ FOCUS = "document.activeElement"
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install --no-install-recommends chromium")
 def test_the_pages_are_used_by_keyboard(mine: Web, tmp_path: Path) -> None:
-    with keyboard(tmp_path) as keys:
+    with driven(tmp_path) as keys:
         keys.open(mine.address)
         keys.until("!document.getElementById('pause').hidden")
         keys.press("Tab")

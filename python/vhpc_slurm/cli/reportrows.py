@@ -10,6 +10,9 @@ from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.terminal import short_digests
 
+GUEST_HEAD = ("node", "guest", "CPUs of the host", "memory MiB", "NUMA cells", "devices", "ready after s")
+"""Of the rows of ``guest_rows`` in a page."""
+
 
 def facts(found: JobReport) -> list[tuple[str, str]]:
     """Names and values of what all nodes have in common."""
