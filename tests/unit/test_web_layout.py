@@ -40,7 +40,7 @@ SEEN = """
 (() => {
   const edge = document.documentElement.clientWidth;
   const name = (one) => `${one.tagName}.${one.getAttribute("class") || ""} ${one.textContent.slice(0, 40)}`;
-  const wider = [], scrolls = [], broken = [], faint = [];
+  const wider = [], scrolls = [], broken = [], faint = [], overlaps = [];
   for (const one of document.body.querySelectorAll("*")) {
     const box = one.parentElement.closest(".wide, svg");
     if (box === null && one.getBoundingClientRect().right > edge + 1) wider.push(name(one));
@@ -48,6 +48,16 @@ SEEN = """
   for (const box of document.querySelectorAll(".wide")) {
     if (box.scrollWidth > box.clientWidth + 1 && !box.querySelector(".matrix, :scope > img, :scope > svg")) {
       scrolls.push(box.getAttribute("aria-label") + ": " + box.textContent.slice(0, 40));
+    }
+  }
+  const ruler = document.createElement("canvas").getContext("2d");
+  for (const one of document.querySelectorAll("[data-label]")) {
+    const label = getComputedStyle(one, "::before");
+    if (label.content === "none") continue;
+    ruler.font = `${label.fontWeight} ${label.fontSize} ${label.fontFamily}`;
+    const words = label.whiteSpace === "nowrap" ? [one.dataset.label] : one.dataset.label.split(" ");
+    if (Math.max(...words.map((word) => ruler.measureText(word).width)) > parseFloat(label.width)) {
+      overlaps.push(`${one.dataset.label}: ${one.textContent.slice(0, 40)}`);
     }
   }
   const parts = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
@@ -73,7 +83,7 @@ SEEN = """
     const one = text.parentElement;
     if (one.closest("script, style, title") || one.getClientRects().length === 0) continue;
     const style = getComputedStyle(one);
-    if (one.closest(".wide > svg")) continue;  // placement: test_picture has it
+    if (one.closest(".wide > svg")) continue;  // placement: test_picture.py
     if (text.data.trim()) compare(text.data.trim(), one.closest("svg") ? style.fill : style.color, one);
     for (const word of text.data.matchAll(/[A-Za-z0-9]+/g)) {
       const range = document.createRange();
@@ -86,11 +96,12 @@ SEEN = """
   for (const field of document.querySelectorAll("input")) {
     compare(field.placeholder, getComputedStyle(field, "::placeholder").color, field);
   }
-  return JSON.stringify({ page: document.documentElement.scrollWidth - edge, wider, scrolls, broken, faint });
+  const page = document.documentElement.scrollWidth - edge;
+  return JSON.stringify({ page, wider, scrolls, overlaps, broken, faint });
 })()
 """
-"""What is wrong with a page: elements beyond its edge, boxes that scroll although they need not, words
-that are broken, texts whose contrast is below that of WCAG 2.1 (1.4.3)."""
+"""What is wrong with a page: elements beyond its edge, boxes that scroll although they need not, names
+of values that do not fit before them, words that are broken, texts with less contrast than WCAG 2.1 AA."""
 
 Look = Callable[[str, int, str], dict[str, Any]]
 
@@ -138,7 +149,7 @@ def looking(page: Driven, base: str, folder: Path) -> Look:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_part_of_a_page_is_beyond_its_edge(look: Look, path: str, width: int) -> None:
     found = look(path, width, "light")
-    assert (found["page"], found["wider"]) == (0, []), found["picture"]
+    assert (found["page"], found["wider"], found["overlaps"]) == (0, [], []), found["picture"]
 
 
 @pytest.mark.parametrize("path", PAGES)
