@@ -189,7 +189,7 @@ class SimulatedFabric:
                     process.wait(5)
                 except subprocess.TimeoutExpired:
                     process.kill()
-                    process.wait(5)
+                    process.wait(60)
 
     def replace(self, data: bytes) -> None:
         new = self.folder / "new"

@@ -141,7 +141,7 @@ def test_it_works_over_the_channel_of_a_guest(site: StepSite, guest: Guest) -> N
                 connection.shutdown(socket.SHUT_WR)
                 assert all_of(connection) == hashlib.sha256(data).hexdigest().encode()
         it.process.send_signal(signal.SIGINT)
-        assert it.process.wait(2) == 130
+        assert it.process.wait(WAIT_S) == 130
 
 
 def test_a_client_that_does_not_read_stops_nobody(site: StepSite) -> None:

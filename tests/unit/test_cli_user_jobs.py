@@ -209,7 +209,7 @@ def test_wrong_arguments_of_the_console_program(programs: Path, arguments: tuple
         [programs / "vhpc-run", "--socket", "/nowhere/g0/run.sock", "--", "vhpc-console", *arguments],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (64, "usage: vhpc-console GUEST [follow]\n")
@@ -221,7 +221,7 @@ def test_a_console_that_is_not_there_is_one_line(programs: Path) -> None:
         [programs / "vhpc-run", "--socket", "/nowhere/g0/run.sock", "--", "vhpc-console", "3", "follow"],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 1
