@@ -219,11 +219,9 @@ def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) 
     with server(all_of) as port, forwarded(site, f"0:{port}") as it, it.connect() as connection:
         connection.sendall(b"x")
         pid = int((site.folder / "pid").read_text())
-        started = time.monotonic()
         it.process.send_signal(number)
         code = it.process.wait(WAIT_S)
         assert gone(pid)
-        assert time.monotonic() - started < 2
         assert code == (-number if number == signal.SIGKILL else 130)
 
 

@@ -163,11 +163,9 @@ def test_a_mark_of_a_killed_dpkg_stops_no_hook(package: Package) -> None:
 
 def test_a_broken_package_is_an_error_at_once(package: Package) -> None:
     (package.hooks / "version_b.py").unlink()
-    began = time.monotonic()
     process = package.run()
-    process.communicate(timeout=40)
+    process.communicate(timeout=start.WAIT_S / 2)  # without a mark it waits for no package
     assert process.returncode == 1
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("hook", sorted(start.LATE))

@@ -133,7 +133,7 @@ def test_a_server_that_says_nothing_is_given_up(mariadb_settings: Database, mari
     began = time.monotonic()
     with pytest.raises(FabricError, match="cannot use the database"):
         writer.submit(add, store, 1).result(60)
-    assert 2.0 <= time.monotonic() - began < 12.0
+    assert 2.0 <= time.monotonic() - began < 28.0, "before the server says something"
     mariadb_proxy.before = lambda _data: False
     silence.set()
     writer.close()
