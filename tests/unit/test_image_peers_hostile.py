@@ -164,7 +164,7 @@ def test_a_parent_too_slow_for_the_deadline_is_left(tmp_path: Path) -> None:
 
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, SIZE, CHUNK)
-        job.pace = dataclasses.replace(QUICK, silent_s=1.5)
+        job.pace = dataclasses.replace(QUICK, silent_s=3.5)
         job.read_catalogue(1, stage_timeout_s=4)
         with impostor(job.listener(0), serves(image, job, slow)):
             found = job.stage(1, image)
