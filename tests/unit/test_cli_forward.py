@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["guest_rig", "step_rig"]
 MIB = 1 << 20
-WAIT_S = 20
+WAIT_S = 60
 
 
 @contextlib.contextmanager
