@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
@@ -50,8 +51,8 @@ def in_chromium(folder: Path, address: str, *options: str, prefix: Sequence[str]
     return done.stdout, "\n".join(console)
 
 
-class Keyboard:
-    """A page in a Chromium whose keys a test presses; the DevTools protocol over two pipes."""
+class Driven:
+    """A page in a Chromium that a test drives, by the DevTools protocol over two pipes."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -66,6 +67,17 @@ class Keyboard:
         """Load a page and its script."""
         self._ask("Page.navigate", url=address)
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def look(self, width: int, height: int, scheme: str) -> None:
+        """Give the page a window, up to 600 pixels that of a phone; ``scheme`` is light or dark."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width <= 600}
+        self._ask("Emulation.setDeviceMetricsOverride", **size)
+        self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def picture(self, path: Path) -> None:
+        """Write the whole page as PNG, also what is below the window."""
+        shot = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
 
     def press(self, key: str, *, shift: bool = False) -> None:
         """Press a key and let it go: a letter, or a name such as Tab, Enter, ArrowRight."""
@@ -110,11 +122,11 @@ class Keyboard:
 
 
 @contextmanager
-def keyboard(folder: Path) -> Iterator[Keyboard]:
+def driven(folder: Path) -> Iterator[Driven]:
     """A Chromium without a window, which ends with the block; it reads commands from its descriptor 3."""
     reads, commands = os.pipe()
     answers, writes = os.pipe()
-    options = (*OPTIONS, f"--user-data-dir={folder}/keyboard", "--remote-debugging-pipe", "about:blank")
+    options = (*OPTIONS, f"--user-data-dir={folder}/driven", "--remote-debugging-pipe", "about:blank")
     # a shell gives the pipes the numbers that Chromium wants
     script = f'exec "$@" 3<&{reads} 4>&{writes}'
     process = subprocess.Popen(
@@ -126,7 +138,7 @@ def keyboard(folder: Path) -> Iterator[Keyboard]:
     for end in (reads, writes):
         os.close(end)
     try:
-        yield Keyboard(commands, answers)
+        yield Driven(commands, answers)
     finally:
         os.close(commands)
         os.close(answers)

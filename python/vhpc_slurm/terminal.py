@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import re
+
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}(?![0-9a-f])", re.ASCII)
+
 
 def printable(text: str, keep: str = "") -> str:
     """A text in which each character that is not printable is a question mark.
@@ -12,6 +16,11 @@ def printable(text: str, keep: str = "") -> str:
         keep: characters that stay whatever they are, such as line feeds.
     """
     return "".join(c if c.isprintable() or c in keep else "?" for c in text)
+
+
+def short_digests(text: str) -> str:
+    """A text with the first 12 of the 64 digits of each SHA-256 digest, for tables; JSON has all of them."""
+    return _DIGEST.sub(r"\1", text)
 
 
 def last_line(text: str) -> str:

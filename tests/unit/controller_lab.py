@@ -100,7 +100,7 @@ class Munged:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def allocation(*nodes: str, memory_mib: int = 2048, cpu_ids: tuple[int, ...] = (
 
 def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
     process.send_signal(number)
-    return process.wait(15)
+    return process.wait(60)
 
 
 class Alone:

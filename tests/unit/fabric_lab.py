@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from controller_lab import wait_for
@@ -188,7 +189,7 @@ class SimulatedFabric:
                     process.wait(5)
                 except subprocess.TimeoutExpired:
                     process.kill()
-                    process.wait(5)
+                    process.wait(60)
 
     def replace(self, data: bytes) -> None:
         new = self.folder / "new"
@@ -213,12 +214,23 @@ class SimulatedFabric:
             env=self.environment | {"PYTHONPATH": str(Path(__file__).parents[2] / "python")},
             cwd=self.folder,
             check=True,
-            timeout=30,
+            timeout=60,
         )
 
     def silence(self, adapter: str, *, silent: bool = True) -> None:
         """Have an adapter (``H1``) lose all packets, or none any more."""
         self._simulate(f'Error "{adapter}" {100 * silent}')
+
+    @contextmanager
+    def held(self, seconds: float) -> Iterator[None]:
+        """The simulator answers nothing for some seconds, as on a busy machine."""
+        self._simulator.send_signal(signal.SIGSTOP)
+        going_on = Timer(seconds, self._simulator.send_signal, (signal.SIGCONT,))
+        going_on.start()
+        try:
+            yield
+        finally:
+            going_on.join()
 
     def swap_cables(self) -> None:
         """Exchange the switch's ports of the adapters H1 and H2."""
@@ -247,12 +259,12 @@ class SimulatedFabric:
 
     def _query(self, what: str, path: str, *more: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            ["smpquery", "-D", what, path, *more],
+            ["smpquery", "-t", "20000", "-D", what, path, *more],  # ms: the simulator may be slow
             env=self.environment,
             cwd=self.folder,
             capture_output=True,
             check=False,
-            timeout=30,
+            timeout=60,
         )
 
     def _run(

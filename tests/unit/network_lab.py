@@ -230,7 +230,7 @@ class Guest:
     def send(self, to: bytes, kind: int, payload: bytes, *, source: bytes = b"") -> None:
         os.write(self.fd, to + (source or self.mac) + kind.to_bytes(2, "big") + payload)
 
-    def heard(self, what: Callable[[bytes], bool], seconds: float = 1.0) -> list[bytes]:
+    def heard(self, what: Callable[[bytes], bool], seconds: float = 30.0) -> list[bytes]:
         """Frames that fit, until one does or the time is over."""
         until = time.monotonic() + limit(seconds)
         while select.select([self.fd], [], [], max(0.0, until - time.monotonic()))[0]:

@@ -279,7 +279,7 @@ def frame(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def wait_for(holds: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     until = time.monotonic() + limit(seconds)
     while not holds():
         assert time.monotonic() < until, what

@@ -12,21 +12,24 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, request, stop
 from forked_vhpc import Forked, run_json
-from lease_records import record
+from lease_records import LEASE, record
 from vhpcd_process import Vhpcd, make
 
 from pace import limit
 from vhpc_slurm.cli import bootline
 from vhpc_slurm.cli.main import main
+from vhpc_slurm.cli.web import overview
+from vhpc_slurm.cli.web.gathering import Viewing
 from vhpc_slurm.controller.api import progress
 from vhpc_slurm.controller.wire_types import ProgressWire
-from vhpc_slurm.model import Lease, Stage, Timeline
+from vhpc_slurm.model import Lease, LeaseState, Stage, Timeline
 
 needs_munged = pytest.mark.skipif(
     not HAVE_MUNGED or os.geteuid() != 0, reason="needs munged (apt install munge), and root to become users"
@@ -79,6 +82,39 @@ def test_ps_says_what_a_job_waits_for(vhpcd: Vhpcd) -> None:
     ready(vhpcd, lease, "n2")
     (row,) = run_json(OWNER, config, "ps")
     assert row["booting"] is None
+
+
+@needs_munged
+def test_a_job_boots_until_all_guests_are_ready(vhpcd: Vhpcd) -> None:
+    config = vhpcd.folder / "vhpc.toml"
+    lease = opened(vhpcd)
+
+    def shown() -> tuple[str, ...]:
+        (row,) = run_json(OWNER, config, "ps")
+        code, table, _ = Forked(OWNER, config, "ps").end()
+        told, text, _ = Forked(OWNER, config, "report", "42").end()
+        assert (code, told) == (0, 0)
+        (fact,) = re.findall(r"^state +(\S.*)$", text, re.MULTILINE)
+        report = run_json(OWNER, config, "report", "42")
+        found = overview.document(Viewing(vhpcd.config, None).overview())
+        (job,) = found["jobs"]
+        assert (report["booting"] is None) == (row["booting"] is None)
+        return (row["state"], table.splitlines()[1].split()[4], report["state"], fact, job["state"])
+
+    far = "0 of 2 guests ready"
+    assert shown() == (*["booting"] * 3, f"booting: {far}", "booting")
+    ready(vhpcd, lease, "n1")
+    assert shown() == (*["booting"] * 3, f"booting: {far.replace('0', '1')}", "booting")
+    ready(vhpcd, lease, "n2")
+    assert shown() == ("ready",) * 5
+
+
+@pytest.mark.parametrize("state", LeaseState)
+def test_only_a_ready_lease_is_shown_as_booting(state: LeaseState) -> None:
+    lease = replace(LEASE, state=state)
+    wire = ProgressWire(generation=str(lease.generation), nodes=2, ready=1)
+    assert bootline.state(lease, wire) == ("booting" if state is LeaseState.READY else state.value)
+    assert bootline.state(lease, None) == state.value
 
 
 @needs_munged

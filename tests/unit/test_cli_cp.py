@@ -178,7 +178,7 @@ def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signa
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert not (site.guest / "y").exists()
     (site.folder / "cat").unlink()
     (site.guest / "y").write_bytes(bytes(64 * MIB))
@@ -186,7 +186,7 @@ def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signa
     process = site.start("cp", "7:y", "back")
     time.sleep(1)
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert not (site.folder / "back").exists()
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["guest_rig", "step_rig"]
 MIB = 1 << 20
-WAIT_S = 20
+WAIT_S = 60
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def test_it_works_over_the_channel_of_a_guest(site: StepSite, guest: Guest) -> N
                 connection.shutdown(socket.SHUT_WR)
                 assert all_of(connection) == hashlib.sha256(data).hexdigest().encode()
         it.process.send_signal(signal.SIGINT)
-        assert it.process.wait(2) == 130
+        assert it.process.wait(WAIT_S) == 130
 
 
 def test_a_client_that_does_not_read_stops_nobody(site: StepSite) -> None:
@@ -219,11 +219,9 @@ def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) 
     with server(all_of) as port, forwarded(site, f"0:{port}") as it, it.connect() as connection:
         connection.sendall(b"x")
         pid = int((site.folder / "pid").read_text())
-        started = time.monotonic()
         it.process.send_signal(number)
         code = it.process.wait(WAIT_S)
         assert gone(pid)
-        assert time.monotonic() - started < 2
         assert code == (-number if number == signal.SIGKILL else 130)
 
 

@@ -72,7 +72,7 @@ def test_following_a_console_ends_when_the_job_does(vhpc: Vhpc, run_dir: str) ->
         out.write(b"two\r\n")
     assert child.stdout.readline() == "two\n"
     log.unlink()
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
 
 
 @no_root

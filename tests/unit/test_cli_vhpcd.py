@@ -96,7 +96,7 @@ def test_ps_shows_what_is_held_where_and_why_a_job_was_refused(vhpc: Vhpc, clien
         "FIGURES",
         "NOTE",
     ]
-    assert first.split()[:7] == ["42", str(lease.generation), "daemon", "tiny:1", "ready", "n[1-2]", "n2"]
+    assert first.split()[:7] == ["42", str(lease.generation), "daemon", "tiny:1", "booting", "n[1-2]", "n2"]
     assert second.split()[4] == "refused"
     assert "image absent:1 is unknown" in second
     client.ending(42, 0)
@@ -105,6 +105,16 @@ def test_ps_shows_what_is_held_where_and_why_a_job_was_refused(vhpc: Vhpc, clien
     row = vhpc.json("ps", "--all")[0]
     assert (row["state"], row["taken"], row["acknowledged"]) == ("released", ["n2"], ["n2"])
     assert row["nodes"] == ["n1", "n2"]
+
+
+def test_ps_shows_twelve_digits_of_a_digest(vhpc: Vhpc, client: ControllerClient) -> None:
+    digest = "sha256:0123456789ab" + "c" * 52
+    open_lease(client, 42, f"tiny:1@{digest}")
+    for options in (("ps",), ("ps", "--all")):
+        head, row = vhpc(*options).splitlines()
+        assert row.split()[3] == "tiny:1@sha256:0123456789ab"
+        assert head.index("STATE") - head.index("IMAGE") == len("tiny:1@sha256:0123456789ab") + 2
+        assert vhpc.json(*options)[0]["image"] == f"tiny:1@{digest}"
 
 
 def test_an_unclean_node_is_named_with_its_reason(vhpc: Vhpc, client: ControllerClient) -> None:

@@ -71,7 +71,7 @@ def opensm(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> Simulat
 def again(one: SimulatedFabric, options: str) -> None:
     """Start OpenSM anew with other options."""
     one.opensm.terminate()
-    one.opensm.wait(10)
+    one.opensm.wait(60)
     (one.folder / "opensm.conf").write_text(options)
     one.start_opensm()
 

@@ -57,7 +57,7 @@ DIRECT = "python -I -m vhpc_slurm.hooks.start vhpc_slurm.hooks.slurmctld"
 JOB = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SPANK_VHPC_IMAGE": "debian"}
 
 
-def until(true: Callable[[], object], seconds: float = 20) -> None:
+def until(true: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + limit(seconds)
     while not true():
         assert time.monotonic() < end

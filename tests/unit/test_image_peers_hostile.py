@@ -115,7 +115,7 @@ def test_a_bad_parent_costs_the_chunks_it_did_not_give(tmp_path: Path, send: Sen
             began = time.monotonic()
             found = job.stage(1, image)
         assert found["catalogue"] == SIZE - kept * CHUNK
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 40.0, "before the slowest of them has sent all"
         path = job.nodes[1].store / image.manifest.root.sha256
         assert hashlib.sha256(path.read_bytes()).hexdigest() == image.manifest.root.sha256
 
@@ -164,21 +164,22 @@ def test_a_parent_too_slow_for_the_deadline_is_left(tmp_path: Path) -> None:
 
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, SIZE, CHUNK)
-        job.pace = dataclasses.replace(QUICK, silent_s=1.5)
+        job.pace = dataclasses.replace(QUICK, silent_s=3.5)
         job.read_catalogue(1, stage_timeout_s=4)
         with impostor(job.listener(0), serves(image, job, slow)):
             found = job.stage(1, image)
         assert SIZE - 3 * CHUNK <= found["catalogue"] < SIZE
 
 
-def test_nobody_there_costs_one_wait_for_the_whole_image(tmp_path: Path) -> None:
+def test_nobody_there_costs_one_wait_for_the_whole_image(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with lease(tmp_path, 4) as job:
         image = publish(job.catalog, SIZE, CHUNK)
         job.read_catalogue(3)
         job.listener(0).close()
-        began = time.monotonic()
         assert set(job.stage(3, image)) == {"catalogue"}
-        assert time.monotonic() - began < 2 * QUICK.start_s
+        assert caplog.text.count("no other node serves the image") == 1, "not for each of three blobs"
 
 
 def test_a_damaged_catalogue_is_the_images_error(tmp_path: Path) -> None:

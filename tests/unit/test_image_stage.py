@@ -104,7 +104,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return Site(tmp_path, capsys)
 
 
-def until(what: Callable[[], bool], seconds: float = 20) -> None:
+def until(what: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + limit(seconds)
     while not what():
         assert time.monotonic() < end

@@ -141,7 +141,7 @@ def site(
         yield found
 
 
-def until(what: Callable[[], bool], seconds: float = 30) -> None:
+def until(what: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + limit(seconds)
     while not what():
         assert time.monotonic() < end

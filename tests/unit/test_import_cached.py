@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from containers import Layout, tar
+from controller_lab import wait_for
 from site_catalog import publish
 
 from vhpc_slurm.catalog import read_manifest, resolve
@@ -136,34 +136,42 @@ def test_a_digest_replaces_the_tag(name: str, pinned: str) -> None:
 
 def test_a_second_import_waits_for_the_first(site: Site) -> None:
     began, found = threading.Event(), []
+    waits = "waiting for another import into your catalogue"
 
     def during() -> None:
         began.set()
-        time.sleep(0.5)
+        wait_for(lambda: site.lines.count(waits) == 3, "the others do not wait")
 
     site.during = during
     threads = [threading.Thread(target=lambda: found.append(site.image())) for _ in range(4)]
     threads[0].start()
-    began.wait(10)
+    assert began.wait(60)
     for thread in threads[1:]:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(site.imported) == 1
     assert len(found) == 4
     assert len(set(found)) == 1
-    assert site.lines.count("waiting for another import into your catalogue") == 3
+    assert site.lines.count(waits) == 3
 
 
 def test_a_wait_for_another_import_is_bounded(site: Site) -> None:
     site.images = Images(catalog=str(site.catalog), import_kernel="base", import_timeout_s=1)
-    site.during = lambda: time.sleep(2.5)
+    began, ends = threading.Event(), threading.Event()
+
+    def during() -> None:
+        began.set()
+        assert ends.wait(60)
+
+    site.during = during
     thread = threading.Thread(target=site.image)
     thread.start()
-    time.sleep(0.5)
+    assert began.wait(60)
     with pytest.raises(UserError, match="another import has not ended for 1 s"):
         site.image()
-    thread.join(20)
+    ends.set()
+    thread.join(60)
 
 
 def test_names_are_readable_and_differ() -> None:

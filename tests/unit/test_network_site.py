@@ -75,7 +75,7 @@ class Port:
         fcntl.ioctl(
             self.fd, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_MULTI_QUEUE)
         )
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             ports = {one["ifname"]: one for one in json.loads(tools.run("bridge", "-j", "link", "show"))}
             if ports[name]["state"] == "forwarding":

@@ -65,27 +65,27 @@ def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
         joblock.held(layout, 42, timeout_s=0.1),
     ):
         pass
-    with joblock.held(layout, 42, timeout_s=5, end_holder=True):
+    with joblock.held(layout, 42, timeout_s=60, end_holder=True):
         assert process.start_time(prolog.pid) is None
-    prolog.wait(5)
+    prolog.wait(60)
     assert not joblock.busy(layout, 42)
 
 
 def test_an_epilog_lets_a_health_check_finish(layout: Layout) -> None:
     check = holder(layout, ", brief=True", 0.5)
-    with joblock.held(layout, 42, timeout_s=10, end_holder=True):
+    with joblock.held(layout, 42, timeout_s=60, end_holder=True):
         assert check.stdout is not None
         assert check.stdout.read() == "done\n"
-    check.wait(5)
+    check.wait(60)
 
 
 def test_an_epilog_ends_a_health_check_that_hangs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblock, "BRIEF_S", 0.3)
     check = holder(layout, ", brief=True", 60)
-    with joblock.held(layout, 42, timeout_s=10, end_holder=True):
+    with joblock.held(layout, 42, timeout_s=60, end_holder=True):
         assert check.stdout is not None
         assert check.stdout.read() == ""
-    check.wait(5)
+    check.wait(60)
 
 
 def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:

@@ -30,6 +30,7 @@ from vhpc_slurm.model import (
     HostCell,
     HostCpu,
     HostInventory,
+    ImageRef,
     JobUsage,
     Lease,
     LeaseRecord,
@@ -167,7 +168,7 @@ def test_html_has_no_markup_of_others() -> None:
     page = Page(text)
     assert set(page.tags) == {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "div", "footer"),
-        *("table", "tr", "th", "td", "svg", "g", "path", "rect", "text"),
+        *("table", "thead", "tbody", "tr", "th", "td", "wbr", "svg", "rect", "text"),
     }
     assert not any(name.startswith("on") or name in ("src", "href") for name, _ in page.attributes)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
@@ -187,14 +188,19 @@ def test_html_is_whole_by_itself() -> None:
 def test_html_draws_placement_and_stages() -> None:
     text = reporthtml.render(found())
     page = Page(text)
-    assert page.tags.count("svg") == 3, "one placement, the boot, the teardown"
+    assert page.tags.count("svg") == 1 + 2 + 6, "one placement, the scales of boot and teardown, six stages"
     words = "".join(page.texts)
     assert "42.0.0123abcd g0: CPUs 4-5, 1024 MiB of cell 1, 3b:00.0, 5e:00.2" in words
     assert "n1 setup g0: from 1.000 s, 2.500 s" in words
-    # boot: from 100 s to 103.5 s on 720 pixels
-    bars = re.findall(r'<rect class="(bar(?:-failed)?)" x="([\d.]+)" y="(\d+)" width="([\d.]+)"', text)
-    assert bars[:2] == [("bar", "230.0", "3", "205.7"), ("bar", "435.7", "21", "514.3")]
+    # boot: from 100 s to 103.5 s, of which 1 s is 28.57 %
+    bars = re.findall(r'<rect class="(bar(?:-failed)?)" x="([\d.]+)%" y="3" width="([\d.]+)%"', text)
+    assert bars[:4] == [("bar", "0.00", "28.57"), ("bar", "28.57", "71.43")] * 2
     assert [kind for kind, *_ in bars[4:]] == ["bar-failed", "bar-failed"]
+    assert re.findall(r'<text x="(\d+)%"[^>]*>([\d.]+) s<', text)[:3] == [
+        ("0", "0.00"),
+        ("25", "0.88"),
+        ("50", "1.75"),
+    ]
 
 
 def test_nodes_with_one_placement_share_a_picture() -> None:
@@ -218,6 +224,19 @@ def test_a_report_without_reports_of_nodes_is_shown(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "vhpcd: no such image?[2J" in out
     assert "\x1b" not in out
+
+
+def test_the_digest_of_an_image_is_written_out_once(capsys: pytest.CaptureFixture[str]) -> None:
+    digest = "sha256:" + "a" * 64
+    one = record()
+    pinned = replace(one.lease, request=replace(one.lease.request, image=ImageRef("tiny", "1", digest)))
+    reports._show(reportdata.make(replace(one, lease=pinned), []))
+    out = capsys.readouterr().out
+    assert re.findall(r"^(?:image|digest) +(.*)$", out, re.MULTILINE) == ["tiny:1@sha256:" + "a" * 12, digest]
+    # no image was found: nothing else has it
+    refused = replace(pinned, image=None, state=LeaseState.REFUSED)
+    reports._show(reportdata.make(replace(one, lease=refused), []))
+    assert re.search(rf"^image +tiny:1@{digest}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_text_names_guests_and_devices(capsys: pytest.CaptureFixture[str]) -> None:

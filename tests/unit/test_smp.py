@@ -65,6 +65,17 @@ def test_discovery_counts_for_the_next_scan_only(
     assert asked == [b"tables", b"scan", b"scan"]
 
 
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_a_slow_fabric_hides_no_port(fabric: SimulatedFabric, reader: FabricReader, seconds: float) -> None:
+    assert found(reader.scan(60.0)) == NOBODY
+    with fabric.held(seconds):
+        ports = reader.ports(GUIDS, 60.0)
+    assert {port.guid for port in ports} == set(GUIDS)
+    with fabric.held(seconds):
+        scan = reader.scan(60.0)
+    assert (found(scan), scan.silent) == (NOBODY, 0)
+
+
 def test_a_reader_that_ended_meanwhile_finds_the_ports_again(
     fabric: SimulatedFabric, reader: FabricReader
 ) -> None:
@@ -86,7 +97,7 @@ def test_a_master_that_has_moved_since_discovery_is_seen(
         reader.look_ahead()
         fabric.opensm.kill()
         fabric.opensm.wait()
-        wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over", 30.0)
+        wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over")
         scan = reader.scan(10.0)
         assert [port.guid for port in scan.ports if port.master] == [GUIDS[15]]
         assert scan.tables()[GUIDS[15]] == (0xFFFF,)

@@ -67,11 +67,11 @@ def test_a_cut_connection_makes_each_change_exactly_once(
 ) -> None:
     store = open_through(mariadb_proxy, mariadb_settings)
     writer = Writer(store)
-    assert writer.submit(add, store, 1).result(10) == 1
+    assert writer.submit(add, store, 1).result(60) == 1
     setattr(mariadb_proxy, when, once(word))
-    assert writer.submit(add, store, 2).result(10) == 2
-    assert writer.submit(add, store, 3).result(10) == 3
-    assert len(writer.submit(store.live).result(10)) == 3
+    assert writer.submit(add, store, 2).result(60) == 2
+    assert writer.submit(add, store, 3).result(60) == 3
+    assert len(writer.submit(store.live).result(60)) == 3
     assert len(store.keys.snapshot().assignments) == 3
     assert jobs(mariadb_settings) == [1, 2, 3]
     writer.close()
@@ -90,12 +90,12 @@ def test_a_commit_that_cannot_be_looked_up_is_said_to_be_so(
 
     mariadb_proxy.after = gone
     with pytest.raises(FabricError, match=r"may be in the database .* or not.*send the request again"):
-        writer.submit(add, store, 1).result(10)
+        writer.submit(add, store, 1).result(60)
     mariadb_proxy.after, mariadb_proxy.refuses = (lambda _data: False), False
     time.sleep(1.1)  # a failed connection is not tried again within a second
-    found = [one.lease.generation.job_id for one in writer.submit(store.live).result(10)]
+    found = [one.lease.generation.job_id for one in writer.submit(store.live).result(60)]
     assert found == jobs(mariadb_settings)
-    assert writer.submit(add, store, 2).result(10) == 2, "the database is used again"
+    assert writer.submit(add, store, 2).result(60) == 2, "the database is used again"
     writer.close()
     store.close()
 
@@ -111,11 +111,11 @@ def test_a_server_that_is_away_is_said_to_be_so_in_time(
     waiting = [writer.submit(add, store, job) for job in range(20)]
     for one in waiting:
         with pytest.raises(FabricError, match="connects again by itself"):
-            one.result(20)
+            one.result(60)
     assert time.monotonic() - began < 10.0
     mariadb_proxy.refuses, mariadb_proxy.before = False, lambda _data: False
     time.sleep(1.1)
-    assert writer.submit(add, store, 1).result(10) == 1
+    assert writer.submit(add, store, 1).result(60) == 1
     assert jobs(mariadb_settings) == [1]
     writer.close()
     store.close()
@@ -132,8 +132,8 @@ def test_a_server_that_says_nothing_is_given_up(mariadb_settings: Database, mari
     mariadb_proxy.before = silent
     began = time.monotonic()
     with pytest.raises(FabricError, match="cannot use the database"):
-        writer.submit(add, store, 1).result(30)
-    assert 2.0 <= time.monotonic() - began < 12.0
+        writer.submit(add, store, 1).result(60)
+    assert 2.0 <= time.monotonic() - began < 28.0, "before the server says something"
     mariadb_proxy.before = lambda _data: False
     silence.set()
     writer.close()
@@ -158,7 +158,7 @@ def test_an_idle_session_that_the_server_ended_is_replaced(mariadb_settings: Dat
 def test_a_deadlock_is_tried_again_and_nothing_is_done_twice(mariadb_settings: Database) -> None:
     store = MariaStore(mariadb_settings, ME)
     writer = Writer(store)
-    writer.submit(add, store, 1).result(10)
+    writer.submit(add, store, 1).result(60)
     other = shared().root(mariadb_settings.name)
     cursor = other.cursor()
     cursor.execute("CREATE TABLE ballast (n INT) ENGINE = InnoDB")
@@ -175,10 +175,10 @@ def test_a_deadlock_is_tried_again_and_nothing_is_done_twice(mariadb_settings: D
         store.put(record(1, now=2.0))
 
     future = writer.submit(both)
-    assert ours.wait(5)
+    assert ours.wait(60)
     cursor.execute("SELECT * FROM vhpc_writer FOR UPDATE")  # which our transaction has locked
     other.rollback()
-    future.result(10)
+    future.result(60)
     assert len(tried) == 2, "the server chose our transaction as the victim, and it ran again"
     assert jobs(mariadb_settings) == [1, 2]
     other.close()
@@ -195,9 +195,9 @@ def test_a_lock_that_is_not_released_is_said_to_be_so(mariadb_settings: Database
     cursor.execute("SELECT * FROM vhpc_writer FOR UPDATE")
     future = writer.submit(add, store, 1)
     with pytest.raises(FabricError, match="Lock wait timeout exceeded"):
-        future.result(20)
+        future.result(60)
     other.rollback()
-    assert writer.submit(add, store, 2).result(10) == 2
+    assert writer.submit(add, store, 2).result(60) == 2
     assert jobs(mariadb_settings) == [2]
     other.close()
     writer.close()
@@ -366,8 +366,8 @@ def test_calls_that_wait_together_share_a_commit(mariadb_settings: Database, mar
     first = writer.submit(gate.wait, 10)
     waiting: list[Future[Any]] = [writer.submit(add, store, job) for job in range(1, 51)]
     gate.set()
-    assert first.result(10)
-    assert [one.result(10) for one in waiting] == list(range(1, 51))
+    assert first.result(60)
+    assert [one.result(60) for one in waiting] == list(range(1, 51))
     assert len(commits) <= 3
     writer.close()
     store.close()

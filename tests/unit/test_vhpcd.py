@@ -249,7 +249,7 @@ def test_the_ready_barrier_survives_a_restart(vhpcd: Vhpcd) -> None:
 
 def test_a_second_vhpcd_on_the_same_database_does_not_start(vhpcd: Vhpcd) -> None:
     second = vhpcd.spawn()
-    _, said = second.communicate(timeout=15)
+    _, said = second.communicate(timeout=60)
     assert second.returncode == 1
     assert vhpcd.process is not None
     assert said.splitlines()[-1] == (
@@ -266,7 +266,7 @@ def test_sigterm_ends_it_cleanly_while_clients_wait(vhpcd: Vhpcd) -> None:
         assert vhpcd.process is not None
         log = vhpcd.folder / "log"
         vhpcd.process.terminate()
-        assert vhpcd.process.wait(10) == 0
+        assert vhpcd.process.wait(60) == 0
         assert "Traceback" not in log.read_text()
         vhpcd.process = None
 
@@ -290,7 +290,7 @@ def test_what_keeps_it_from_starting_is_one_line(stopped: Vhpcd, change: dict[st
     ]
     path.write_text("\n".join(lines))
     process = stopped.spawn()
-    _, words = process.communicate(timeout=15)
+    _, words = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said in words.splitlines()[-1]
     assert "Traceback" not in words

@@ -98,7 +98,7 @@ def test_a_takeover_under_a_running_vhpcd_costs_no_job_its_key(
         assert opened(vhpcd, 1, "n1", "n2").state is LeaseState.READY
         fabric.opensm.kill()
         fabric.opensm.wait()
-        wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over", 20.0)
+        wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over")
         assert opened(vhpcd, 2).state is LeaseState.READY
         expected = {
             guid: has for guid, has in holding((0x1000, 2), (0x1001, 1)).items() if guid in GUIDS[:15]
@@ -106,7 +106,7 @@ def test_a_takeover_under_a_running_vhpcd_costs_no_job_its_key(
         assert sets(fabric, *GUIDS[:15]) == expected
         vhpcd.client.ending(1, 0)
         vhpcd.client.ending(2, 0)
-        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released", 20.0)
+        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released")
         assert all(has == {0x7FFF} for has in sets(fabric, *GUIDS[:15]).values())
 
 

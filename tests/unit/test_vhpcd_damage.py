@@ -60,12 +60,12 @@ def test_a_damaged_file_is_noticed_by_vhpcd_and_repaired(
             return False
         return same and noticed(lasting_vhpcd) > before
 
-    wait_for(cured, "not cured", 20.0)
+    wait_for(cured, "not cured")
     expected = {
         GUIDS[0]: {0x7FFF, 0x9000},
         GUIDS[1]: {0x7FFF, 0x9000},
         GUIDS[2]: {0x7FFF},
         GUIDS[15]: {0x7FFF},
     }
-    wait_for(lambda: sets(lasting, *expected) == expected, "not cured", 20.0)
-    wait_for(lambda: lasting_vhpcd.client.status().fabric.what == "", "not well again", 20.0)
+    wait_for(lambda: sets(lasting, *expected) == expected, "not cured")
+    wait_for(lambda: lasting_vhpcd.client.status().fabric.what == "", "not well again")

@@ -15,6 +15,7 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import useraccess
+from vhpc_slurm.controller.api.protocol import LeasePage
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import UserError
 
@@ -110,11 +111,15 @@ def test_the_newest_jobs_come_first_page_by_page(vhpcd: Vhpcd) -> None:
     for job_id in range(100, 131):
         opened(vhpcd, job_id, "games")
     client = ControllerClient(vhpcd.config, as_uid=OWNER)
-    first, before = as_uid(WEB, client.newest)
-    assert [record.lease.generation.job_id for record in first] == list(range(130, 105, -1))
-    rest, end = as_uid(WEB, lambda: client.newest(before))
-    assert [record.lease.generation.job_id for record in rest] == list(range(105, 99, -1))
-    assert end is None
+    first = as_uid(WEB, client.newest)
+    assert job_ids(first) == list(range(130, 105, -1))
+    assert len(first.progress) == 25, "all of them boot"
+    rest = as_uid(WEB, lambda: client.newest(first.more))
+    assert (job_ids(rest), rest.more) == (list(range(105, 99, -1)), None)
+
+
+def job_ids(page: LeasePage) -> list[int]:
+    return [record.unpack().lease.generation.job_id for record in page.records]
 
 
 def test_a_web_user_that_is_missing_is_said_at_start(tmp_path: Path, daemon: Munged) -> None:

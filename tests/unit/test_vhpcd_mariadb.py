@@ -67,7 +67,7 @@ def test_clients_are_told_that_the_server_is_away(vhpcd: Vhpcd, proxy: Proxy) ->
         began = time.monotonic()
         with pytest.raises(FabricError, match=r"cannot use the database .*connects again by itself"):
             vhpcd.client.open_generation(request(2), allocation())
-        assert time.monotonic() - began < 8.0
+        assert time.monotonic() - began < 25.0, "before the client's own deadline"
     assert vhpcd.log.count("CRITICAL") == 1, "logged once a minute"
     assert "Traceback" not in vhpcd.log
     proxy.refuses, proxy.before = False, lambda _data: False

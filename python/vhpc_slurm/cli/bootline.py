@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a job's boot is, in one line; also for srun and salloc, which wait for it on a terminal."""
+"""A job's state as people see it, and how far its boot is; also for srun and salloc, which wait for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import re
 import select
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.model import Lease, LeaseState
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
@@ -24,6 +25,25 @@ LINE_S, AGAIN_S = 1.0, 10.0
 ASK_S, ASK_LATER_S, LATER = 2.0, 15.0, 120.0
 """Seconds between two questions; the longer ones for a job that has been queued for LATER seconds."""
 LONGEST_S = 7 * 86400.0
+BOOTING = "booting"
+
+
+def state(lease: Lease, progress: ProgressWire | None) -> str:
+    """The state of a job as all commands and pages show it.
+
+    It is the lease's, but ``booting`` until all guests are ready: a lease is ready when nodes may begin.
+    """
+    return BOOTING if lease.state is LeaseState.READY and progress is not None else lease.state.value
+
+
+def document(progress: ProgressWire | None) -> dict[str, Any] | None:
+    """How far the boot is, as JSON; None if the job does not boot."""
+    if progress is None:
+        return None
+    doing = [
+        {"node": node, "stage": stage, "for_s": round(for_s, 1)} for node, stage, for_s in progress.doing
+    ]
+    return {"nodes_ready": progress.ready, "doing": doing}
 
 
 def line(guests_per_node: int, progress: ProgressWire | None) -> str:

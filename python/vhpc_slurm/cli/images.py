@@ -17,6 +17,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.terminal import short_digests
 
 PARTS = ("kernel", "initrd", "root")
 
@@ -53,7 +54,7 @@ def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:
     manifest = entry.identity.manifest
     return (
         str(entry.ref),
-        entry.identity.digest[:19],
+        short_digests(entry.identity.digest),
         output.size(_size(manifest)),
         f"{manifest.min_memory_mib} MiB",
         manifest.created or "-",

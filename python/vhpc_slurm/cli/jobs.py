@@ -11,6 +11,7 @@ from vhpc_slurm.cli import bootline, context, output, usagerows
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
+from vhpc_slurm.terminal import short_digests
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.usage_messages import UsedWire
@@ -92,19 +93,20 @@ def _record_row(
     record: LeaseRecord, progress: Mapping[str, ProgressWire], used: Mapping[str, UsedWire], now: float
 ) -> tuple[str, ...]:
     lease = record.lease
+    booting = progress.get(str(lease.generation))
     return (
         str(lease.generation.job_id),
         str(lease.generation),
         lease.request.user,
-        str(lease.request.image),
-        lease.state.value,
+        short_digests(str(lease.request.image)),
+        bootline.state(lease, booting),
         output.node_list(_nodes(record)),
         output.node_list(_holders(record)) or "-",
         output.span(now - record.created),
         *_used_cells(used.get(str(lease.generation))),
         lease.refusal
         or "; ".join(f"{node}: {note}" for node, note in record.unclean)
-        or bootline.line(lease.request.guests_per_node, progress.get(str(lease.generation))),
+        or bootline.line(lease.request.guests_per_node, booting),
     )
 
 
@@ -122,7 +124,7 @@ def _record_json(
         "uid": lease.request.uid,
         "image": str(lease.request.image),
         "digest": lease.image.digest if lease.image else None,
-        "state": lease.state.value,
+        "state": bootline.state(lease, booting),
         "refusal": lease.refusal or None,
         "defaults": dict(lease.request.defaults),
         "nodes": _nodes(record),
@@ -131,15 +133,7 @@ def _record_json(
         "unclean": dict(record.unclean),
         "network": lease.network.kind,
         "vni": lease.segment.vni if lease.segment else None,
-        "booting": None
-        if booting is None
-        else {
-            "nodes_ready": booting.ready,
-            "doing": [
-                {"node": node, "stage": stage, "for_s": round(for_s, 1)}
-                for node, stage, for_s in booting.doing
-            ],
-        },
+        "booting": bootline.document(booting),
         "usage": used
         and {
             "cpu_us": used.cpu_us,
@@ -165,7 +159,7 @@ def ps_local(config: Config, *, as_json: bool) -> int:
                 str(guest["job"] or "-"),
                 guest["generation"] or "-",
                 str(guest["guest"]),
-                guest["image"] or "-",
+                short_digests(guest["image"] or "-"),
                 guest["status"],
                 guest["domain"],
                 "yes" if guest["runs"] else "no",

@@ -28,12 +28,14 @@ VF_WIDTH, VFS_ACROSS = 34, 8
 CHAR, SMALL_CHAR = 6.2, 5.2  # width of a character of 11 and of 9 px sans-serif, generously
 BAR = 9
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#9c755f", "#edc948")
+WHITE_ON = COLOURS[:1]
+"""Colours of guests on which white text is readable; it is dark on the others."""
 CLASS_COLOURS = {0x03: "#d8efd3", 0x02: "#d6e4f5", 0x01: "#fbe8c8", 0x12: "#d8efd3", 0x0B: "#d8efd3"}
 PLAIN = "#f0f0f0"
 BRIDGE = "#e2e2e2"
 STYLE = """text{font:11px 'DejaVu Sans',Verdana,sans-serif;fill:#222}
-.head{font-weight:bold;font-size:14px}.name{font-weight:bold}.small{font-size:9px}.faint{fill:#666}
-.on{fill:#fff}.box{fill:#fff;stroke:#555}.cell{fill:#fafafa;stroke:#999}.l3{fill:none;stroke:#bbb}
+.head{font-weight:bold;font-size:14px}.name{font-weight:bold}.small{font-size:9px}.faint{fill:#595959}
+.on{fill:#fff}.dark{fill:#111}.box{fill:#fff;stroke:#555}.cell{fill:#fafafa;stroke:#999}.l3{fill:none;stroke:#bbb}
 .cpu{stroke:#888;stroke-width:.7}.root{fill:#fff;stroke:#aaa;stroke-dasharray:3 2}
 .edge{stroke:#999;fill:none}"""
 
@@ -118,6 +120,11 @@ def _clean(text: str) -> str:
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
+
+
+def _ink(number: int) -> str:
+    """The class of text on the colour of a guest."""
+    return "on" if _colour(number) in WHITE_ON else "dark"
 
 
 def _legend(canvas: Canvas, x: float, y: float, width: float) -> float:
@@ -221,7 +228,7 @@ def _core(canvas: Canvas, x: float, y: float, core: Sequence[HostCpu]) -> None:
         top = y + thread * THREAD_HEIGHT
         number = canvas.held_cpus.get(cpu.os_cpu)
         canvas.box(x, top, CORE_WIDTH, THREAD_HEIGHT, "cpu", "#fff" if number is None else _colour(number))
-        kind = "small" if number is None else "small on"
+        kind = "small" if number is None else f"small {_ink(number)}"
         canvas.text(x + CORE_WIDTH / 2, top + 10, str(cpu.os_cpu), kind, "middle")
 
 
@@ -297,7 +304,7 @@ def _pill(
     number = canvas.held_devices.get(function.address)
     canvas.box(x, y, width, DEVICE_HEIGHT - 3, "cpu", colour if number is None else _colour(number))
     trained = hostview.link(function.link)
-    kind = "on" if number is not None else ""
+    kind = _ink(number) if number is not None else ""
     room = len(trained) * SMALL_CHAR + 10 if trained else 0
     canvas.text(x + 5, y + 12.5, words, kind, room=width - 10 - room)
     if trained:
@@ -312,9 +319,8 @@ def _vfs(canvas: Canvas, x: float, y: float, vfs: Sequence[PciFunction]) -> floa
         colour = _class_colour(vf) if held is None else _colour(held)
         canvas.box(left, top, VF_WIDTH - 3, THREAD_HEIGHT, "cpu", colour)
         words = vf.address.rpartition(":")[2]
-        canvas.text(
-            left + (VF_WIDTH - 3) / 2, top + 10, words, "small" if held is None else "small on", "middle"
-        )
+        kind = "small" if held is None else f"small {_ink(held)}"
+        canvas.text(left + (VF_WIDTH - 3) / 2, top + 10, words, kind, "middle")
     return _vf_height(vfs)
 
 

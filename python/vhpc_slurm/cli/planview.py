@@ -9,7 +9,7 @@ from vhpc_slurm.cli import output
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.model import GuestPlan, NodePlan, NodeSegment
 from vhpc_slurm.placement.plan import Refusal
-from vhpc_slurm.terminal import printable
+from vhpc_slurm.terminal import printable, short_digests
 
 if TYPE_CHECKING:
     from vhpc_slurm.node.plan import PlanInput
@@ -28,7 +28,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
         [
             ("node", plan_.node),
             ("generation", generation),
-            ("image", f"{case.image.ref} ({case.image.digest[:19]})"),
+            ("image", f"{case.image.ref.label} ({short_digests(case.image.digest)})"),
             ("hypervisor", f"{name}: {why}; {libvirt_uri}"),
             ("memory", _memory(case, plan_)),
             *([("network", _segment(segment))] if segment else []),

@@ -48,10 +48,12 @@ def gather(client: ControllerClient, job_id: int) -> JobReport | None:
         UserError: this user asks vhpcd too often.
         FabricError: vhpcd cannot be reached.
     """
-    record = jobs.last(client.leases(job_id=job_id))
+    records, progress = client.of_job(job_id)
+    record = jobs.last(records)
     if record is None:
         return None
-    return reportdata.make(record, client.reports(job_id), _usage(client, record))
+    booting = progress.get(str(record.lease.generation))
+    return reportdata.make(record, client.reports(job_id), _usage(client, record), booting)
 
 
 def _usage(client: ControllerClient, record: LeaseRecord) -> JobUsage | None:

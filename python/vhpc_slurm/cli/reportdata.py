@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vhpc_slurm.cli import hostview, usagerows
+from vhpc_slurm.cli import bootline, hostview, usagerows
 from vhpc_slurm.cli.timeline import natural
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.fabric import numbers
@@ -23,6 +23,9 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.model.lease import FAILED, TEARDOWN
 
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.wire_types import ProgressWire
+
 SCHEMA = 1
 
 
@@ -34,11 +37,13 @@ class JobReport:
         record: the lease, with timelines.
         reports: what nodes said, by node; vhpcd keeps those of the first nodes that reported.
         usage: what the programs of the guests used; None: no node has reported it.
+        progress: how far the boot is; None: the job does not boot.
     """
 
     record: LeaseRecord
     reports: Mapping[str, NodeReport]
     usage: JobUsage | None = None
+    progress: ProgressWire | None = None
     timelines: Mapping[str, Timeline] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,10 +52,15 @@ class JobReport:
         object.__setattr__(self, "timelines", ordered)
 
 
-def make(record: LeaseRecord, reports: Sequence[NodeReport], usage: JobUsage | None = None) -> JobReport:
+def make(
+    record: LeaseRecord,
+    reports: Sequence[NodeReport],
+    usage: JobUsage | None = None,
+    progress: ProgressWire | None = None,
+) -> JobReport:
     """The report of a lease; reports of the job's other generations are left out."""
     own = {one.node: one for one in reports if one.generation == record.lease.generation}
-    return JobReport(record, own, usage)
+    return JobReport(record, own, usage, progress)
 
 
 def document(found: JobReport) -> dict[str, Any]:
@@ -68,7 +78,8 @@ def document(found: JobReport) -> dict[str, Any]:
         "partition": request.partition,
         "qos": request.qos or None,
         "image": {"name": str(request.image), "digest": lease.image.digest if lease.image else None},
-        "state": lease.state.value,
+        "state": bootline.state(lease, found.progress),
+        "booting": bootline.document(found.progress),
         "created": record.created,
         "updated": record.updated,
         "guests_per_node": request.guests_per_node,

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import output, picture, reportdata, reportrows, usagerows
+from vhpc_slurm.cli import output, pagetext, picture, reportdata, reportrows, usagerows
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import HostInventory, NodeReport, Stage
@@ -27,8 +27,8 @@ PICTURES = 16
 """Different placements that are drawn; nodes with the same one share a picture."""
 DRAWN_NODES = 64
 """Nodes whose stages are drawn: those that took longest."""
-WIDTH, ROW, LABEL = 960, 18, 230
-"""Of the drawing of stages, in pixels: all of it, one stage, the names on the left."""
+NARROWEST = 0.4
+"""Of a stage in the drawing, in percent of its width: also one that took no time is seen."""
 
 ENVIRONMENT = Environment(
     loader=PackageLoader("vhpc_slurm.cli", "templates"),
@@ -39,28 +39,29 @@ ENVIRONMENT = Environment(
     keep_trailing_newline=True,
     finalize=lambda value: printable(value, "\n") if type(value) is str else value,
 )
+ENVIRONMENT.filters |= {"breakable": pagetext.breakable, "brief": pagetext.brief}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A stage in the drawing; lengths are in pixels."""
+    """A stage in the drawing; ``x`` and ``width`` in percent of its width, the others in seconds."""
 
-    y: float
+    stage: str
+    began_s: float
+    took_s: float
     x: float
     width: float
-    label: str
     tip: str
     failed: bool
 
 
 @dataclass(frozen=True)
 class Waterfall:
-    """The stages of one phase on a common scale; ``marks`` are (x, seconds)."""
+    """The stages of one phase by node, on a common scale; ``marks`` are (percent, seconds)."""
 
     title: str
-    bars: tuple[Bar, ...]
-    height: float
-    marks: tuple[tuple[float, str], ...]
+    nodes: tuple[tuple[str, tuple[Bar, ...]], ...]
+    marks: tuple[tuple[int, float], ...]
 
 
 def render(found: JobReport) -> str:
@@ -88,8 +89,8 @@ def content(found: JobReport) -> dict[str, Any]:
         "left_out": left_out,
         "phases": phases,
         "hidden": len(found.timelines) - len(lines),
-        "geometry": {"width": WIDTH, "row": ROW, "label": LABEL},
         "lines": reportdata.lines(found),
+        "guest_head": reportrows.GUEST_HEAD,
         "usage_head": usagerows.HEAD,
         "usage": [usagerows.row(step) for step in found.usage.steps] if found.usage else [],
         "usage_lines": usagerows.lines(found.usage) if found.usage else [],
@@ -135,20 +136,19 @@ def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> Wate
         return None
     origin = min(stage.began for stage in every)
     whole = max(max(stage.ended for stage in every) - origin, 0.001)
-    scale = (WIDTH - LABEL - 10) / whole
-    bars: list[Bar] = []
-    for node, stages in lines:
-        for stage in stages:
-            begin, took = stage.began - origin, stage.ended - stage.began
-            bars.append(
-                Bar(
-                    y=len(bars) * ROW,
-                    x=LABEL + begin * scale,
-                    width=max(1.5, took * scale),
-                    label=f"{node}  {stage.name}"[:40],
-                    tip=f"{node} {stage.name}: from {begin:.3f} s, {took:.3f} s {stage.detail}".rstrip(),
-                    failed=stage.detail.startswith(FAILED),
-                )
-            )
-    marks = tuple((LABEL + part / 4 * whole * scale, f"{part / 4 * whole:.2f} s") for part in range(5))
-    return Waterfall(title, tuple(bars), len(bars) * ROW, marks)
+
+    def bar(node: str, stage: Stage) -> Bar:
+        began, took = stage.began - origin, stage.ended - stage.began
+        return Bar(
+            stage.name,
+            began,
+            took,
+            x=min(100 * began / whole, 100 - NARROWEST),
+            width=max(100 * took / whole, NARROWEST),
+            tip=f"{node} {stage.name}: from {began:.3f} s, {took:.3f} s {stage.detail}".rstrip(),
+            failed=stage.detail.startswith(FAILED),
+        )
+
+    bars = ((node, tuple(bar(node, stage) for stage in stages)) for node, stages in lines if stages)
+    marks = tuple((25 * part, part / 4 * whole) for part in range(5))
+    return Waterfall(title, tuple(bars), marks)

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import time
 
-from vhpc_slurm.cli import output, reportdata
+from vhpc_slurm.cli import bootline, output, reportdata
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.terminal import short_digests
+
+GUEST_HEAD = ("node", "guest", "CPUs of the host", "memory MiB", "NUMA cells", "devices", "ready after s")
+"""Of the rows of ``guest_rows`` in a page."""
 
 
 def facts(found: JobReport) -> list[tuple[str, str]]:
@@ -19,9 +23,10 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("generation", str(lease.generation)),
         ("user", request.user + (f", account {request.account}" if request.account else "")),
         ("partition", request.partition + (f", QOS {request.qos}" if request.qos else "")),
-        ("image", str(request.image)),
+        # the next line has the whole digest
+        ("image", short_digests(str(request.image)) if lease.image else str(request.image)),
         ("digest", lease.image.digest if lease.image else "none: the job was refused"),
-        ("state", lease.state.value),
+        ("state", _state(found)),
         ("began", _date(found.record.created)),
         ("last change", _date(found.record.updated)),
         ("nodes", output.node_list(lease.allocation.node_names)),
@@ -43,6 +48,12 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
     if ways:
         named.append(("other networks", ", ".join(ways)))
     return named
+
+
+def _state(found: JobReport) -> str:
+    lease = found.record.lease
+    far = bootline.line(lease.request.guests_per_node, found.progress)
+    return bootline.state(lease, found.progress) + (f": {far}" if far else "")
 
 
 def _date(seconds: float) -> str:

@@ -236,8 +236,12 @@ class ControllerClient(Exchange):
             timelines: with what nodes reported; costs as much again.
         """
         records = self._listed(wire.ListLeases(job_id=job_id, live=live)).records
-        lines = self._timelines(job_id) if timelines and records else {}
-        return [record.unpack(tuple(lines.get(record.lease.generation, ()))) for record in records]
+        return self._with_timelines(records, job_id) if timelines else [one.unpack() for one in records]
+
+    def of_job(self, job_id: int) -> tuple[list[LeaseRecord], dict[str, wire_types.ProgressWire]]:
+        """Leases of a job with timelines, and how far its generation is that boots."""
+        found = self._listed(wire.ListLeases(job_id=job_id, progress=True))
+        return self._with_timelines(found.records, job_id), {one.generation: one for one in found.progress}
 
     def booting(
         self, *, live: bool = False, waiter: str = ""
@@ -256,10 +260,9 @@ class ControllerClient(Exchange):
         """
         return self._listed(wire.ListLeases(live=live, progress=True, usage=True, so_far=True))
 
-    def newest(self, before: int = NEWEST) -> tuple[list[LeaseRecord], int | None]:
-        """One page of leases, newest first, without timelines; and the next page's ``before``, if any."""
-        page = self._ask(wire.ListLeases(before=before), wire.LeasePage)
-        return [record.unpack() for record in page.records], page.more
+    def newest(self, before: int = NEWEST) -> wire.LeasePage:
+        """One page of leases, newest first, without timelines; ``more`` is ``before`` of the next page."""
+        return self._ask(wire.ListLeases(before=before, progress=True), wire.LeasePage)
 
     def _listed(self, request: wire.ListLeases) -> wire.LeasePage:
         """All pages of a list, as one."""
@@ -311,6 +314,12 @@ class ControllerClient(Exchange):
     def tell_fabric(self, *, force: bool, wait_s: float) -> None:
         """Have vhpcd configure the fabric again; FabricError when that fails."""
         self._ask(wire.TellFabric(force=force), wire.Done, wait_s)
+
+    def _with_timelines(
+        self, records: Sequence[wire_types.RecordWire], job_id: int | None
+    ) -> list[LeaseRecord]:
+        lines = self._timelines(job_id) if records else {}
+        return [record.unpack(tuple(lines.get(record.lease.generation, ()))) for record in records]
 
     def _timelines(self, job_id: int | None) -> dict[str, Sequence[Timeline]]:
         found: dict[str, list[Timeline]] = {}

@@ -41,7 +41,13 @@ MAX_HOPS = 63
 SHOWN = 3
 """The most routes to silent nodes that a scan contains."""
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
-_TIMEOUT_MS, _RETRIES = 300, 2
+_TIMEOUT_MS, _TRIES = 300, 3
+"""How long a node may take to answer, and how often it is asked: packets of subnet management can get lost.
+
+libibmad's own retries do not help: it gives up when its receive times out, which is when the kernel
+would have sent again."""
+_LOCAL_MS = 5000
+"""The same for the local port."""
 AHEAD_S = 2.0
 """Seconds for which found routes stay valid: moving a cable takes longer."""
 
@@ -205,7 +211,6 @@ class SmpPort:
         """
         library = ctypes.CDLL("libibmad.so.5")
         library.mad_rpc_open_port.restype = ctypes.c_void_p
-        library.mad_rpc_set_timeout.argtypes = [ctypes.c_void_p, ctypes.c_int]
         library.mad_rpc_set_retries.argtypes = [ctypes.c_void_p, ctypes.c_int]
         for function in (library.smp_query_via, library.smp_set_via):
             function.restype = ctypes.c_void_p
@@ -215,8 +220,7 @@ class SmpPort:
         self._port = library.mad_rpc_open_port(device.encode() or None, port, classes, len(_CLASSES))
         if not self._port:
             raise OSError(f"cannot open the management device of {device or 'any adapter'}, port {port}")
-        library.mad_rpc_set_timeout(self._port, _TIMEOUT_MS)
-        library.mad_rpc_set_retries(self._port, _RETRIES)
+        library.mad_rpc_set_retries(self._port, 1)
 
     def get(self, path: tuple[int, ...], attribute: int, modifier: int = 0) -> bytes | None:
         """64 bytes of an attribute of the node at the end of a route; None when it does not answer."""
@@ -225,14 +229,29 @@ class SmpPort:
     def send(
         self, method: str, path: tuple[int, ...], attribute: int, modifier: int, data: bytes
     ) -> bytes | None:
-        """Send up to 64 bytes by ``smp_query_via`` or ``smp_set_via``; the answer, None without one."""
+        """Send up to 64 bytes by ``smp_query_via`` or ``smp_set_via``; the answer, None without one.
+
+        A node is silent only if the local port answers meanwhile: otherwise nothing could be received,
+        and the node is asked again.
+        """
+        if not path:
+            return self._once(method, path, attribute, modifier, data, _LOCAL_MS)
+        for _ in range(_TRIES):
+            answer = self._once(method, path, attribute, modifier, data, _TIMEOUT_MS)
+            if answer is not None or self._once("smp_query_via", (), NODE_INFO, 0, b"", _LOCAL_MS) is None:
+                return answer
+        return None
+
+    def _once(
+        self, method: str, path: tuple[int, ...], attribute: int, modifier: int, data: bytes, timeout_ms: int
+    ) -> bytes | None:
         target = _PortId()
         target.drpath.cnt = len(path)
         for hop, port in enumerate(path, 1):
             target.drpath.p[hop] = port
         buffer = ctypes.create_string_buffer(data, 64)
         call: Any = getattr(self._library, method)
-        if not call(buffer, ctypes.byref(target), attribute, modifier, 0, self._port):
+        if not call(buffer, ctypes.byref(target), attribute, modifier, timeout_ms, self._port):
             return None
         return buffer.raw
 

@@ -42,7 +42,7 @@ class Overview:
 
     Attributes:
         live: leases that are not released.
-        progress: how far those are that boot, by generation.
+        progress: how far jobs are that boot, by generation.
         newest: the newest leases, also ended ones, newest first.
         reports: what nodes told of live jobs, by generation.
         unread: live jobs whose reports have not been read yet.
@@ -82,7 +82,7 @@ class Viewing:
         """The first page; VhpcError when vhpcd does not answer."""
         client = ControllerClient(self._config, as_uid=self._as_uid)
         live, progress = client.booting(live=True)
-        newest, _ = client.newest()
+        newest = client.newest()
         wanted = [
             record
             for record in live
@@ -98,8 +98,8 @@ class Viewing:
         self._reports = kept
         return Overview(
             tuple(live),
-            progress,
-            tuple(newest),
+            {one.generation: one for one in newest.progress} | progress,
+            tuple(record.unpack() for record in newest.records),
             kept,
             max(0, len(unread) - REPORTS_EACH),
             self._trouble(client),

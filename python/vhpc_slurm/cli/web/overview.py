@@ -43,6 +43,7 @@ def document(found: Overview) -> dict[str, Any]:
 def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
     lease = record.lease
     nodes = list(lease.allocation.node_names)
+    booting = found.progress.get(str(lease.generation))
     return {
         "job": lease.generation.job_id,
         "generation": str(lease.generation),
@@ -51,7 +52,7 @@ def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
         "account": lease.request.account or None,
         "partition": lease.request.partition,
         "image": str(lease.request.image),
-        "state": lease.state.value,
+        "state": bootline.state(lease, booting),
         "live": live,
         "nodes": nodes,
         "node_list": output.node_list(nodes),
@@ -60,7 +61,7 @@ def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
         "updated": record.updated,
         "note": lease.refusal
         or "; ".join(f"{node}: {note}" for node, note in record.unclean)
-        or bootline.line(lease.request.guests_per_node, found.progress.get(str(lease.generation))),
+        or bootline.line(lease.request.guests_per_node, booting),
     }
 
 
@@ -143,7 +144,7 @@ def _keys(found: Overview) -> dict[str, Any]:
                     "kind": kind,
                     "job": lease.generation.job_id,
                     "user": lease.request.user,
-                    "state": lease.state.value,
+                    "state": bootline.state(lease, found.progress.get(str(lease.generation))),
                     "left_s": None,
                     "note": "",
                     "nodes": cells,
