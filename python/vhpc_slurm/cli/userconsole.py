@@ -93,7 +93,7 @@ def _pieces(config: Config, job_id: int, node: str, guest: int, *, follow: bool)
 
 
 def _wait(config: Config, job_id: int, out: IO[bytes]) -> None:
-    """Wait for the step's first output, and say on stderr what it waits for: Slurm starts it after the Prolog."""
+    """Wait for the step's first output. Slurm starts the step after the Prolog: say so on stderr."""
     said, said_at = "", 0.0
     while not select.select([out], [], [], ASK_S)[0]:
         what = _waits_for(config, job_id)
