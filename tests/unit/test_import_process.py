@@ -141,8 +141,8 @@ def test_labels_that_are_left_out_are_named(tmp_path: Path) -> None:
     taken = take(request, layout.write(image), tmp_path, tmp_path / "out", said.append)
     assert taken.labels == {"good": "1"}
     assert [line for line in said if "label" in line] == [
-        "left out 4 labels: 'Vendor', 'a b', 'lines' and 1 more (a key has a-z, 0-9 and ._/-, a value one line; "
-        "at most 48)"
+        "left out 4 labels: 'Vendor', 'a b', 'lines' and 1 more (a key has a-z, 0-9 and ._/-, a value one "
+        "line; at most 48)"
     ]
 
 
