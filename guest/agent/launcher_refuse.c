@@ -2,10 +2,12 @@
 /* Launchers whose daemons would be in several guests that have no network between them. */
 #include "launcher_refuse.h"
 
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "launcher_process.h"
@@ -19,6 +21,21 @@ static bool has_network(void)
 {
     return getenv("VHPC_INTERFACE") != NULL || getenv("VHPC_FABRIC") != NULL ||
            if_nametoindex(SITE_INTERFACE) != 0;
+}
+
+/* Whether this guest has an address of its own, such as that of a NAT, which is no way to others.
+ */
+static bool has_address(void)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) < 0)
+        return true;
+    for (const struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next)
+        found = i->ifa_addr != NULL && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
+                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6);
+    freeifaddrs(all);
+    return found;
 }
 
 /* Whether a list of nodes names this guest and nothing else. */
@@ -50,8 +67,9 @@ static bool crashes_without_address(const char *name, pid_t launcher)
     const char *nodelist = getenv("SLURM_JOB_NODELIST");
     if (nodelist == NULL)
         nodelist = getenv("SLURM_NODELIST");
-    return strncmp(name, "prte", 4) == 0 && nodelist != NULL && !is_this_guest(nodelist) &&
-           getenv("PRTE_MCA_ras") == NULL && !launcher_has_word(launcher, "ras");
+    return strncmp(name, "prte", 4) == 0 && !has_address() && nodelist != NULL &&
+           !is_this_guest(nodelist) && getenv("PRTE_MCA_ras") == NULL &&
+           !launcher_has_word(launcher, "ras");
 }
 
 void launcher_refuse(const struct launch *launch)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 from pathlib import Path
@@ -30,6 +31,9 @@ subprocess.run(sys.argv[1:], stdin=null, stdout=null, stderr=null)
 print("mpirun ends", file=sys.stderr)
 sys.exit(code)
 """
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can make a network namespace: run as root"
+)
 LOST = "vhpc: the guest of job 5 on n2 is gone"
 
 
@@ -121,13 +125,24 @@ TWO = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "CODE": "0"}
 
 
 def launch(
-    guest: Guest, srun: dict[str, str], name: str, program: str, *argv: str, **env: str
+    guest: Guest,
+    srun: dict[str, str],
+    name: str,
+    program: str,
+    *argv: str,
+    alone: bool = False,
+    **env: str,
 ) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a shell that runs a launcher in a job of two guests."""
+    """Exit code, stdout and stderr of a shell that runs a launcher in a job of two guests.
+
+    ``alone``: this one has only a loopback interface.
+    """
     call = [f"{guest.bin}/vhpc-agent", "--call", "srun"]
     command = [str(named(guest, name)), "-c", program]
     command += [" ".join([*call, *argv[:1]]), *argv[1:]] if program == PRTERUN else [*call, *argv]
-    done = guest.run("sh", "-c", f"{shlex.join(command)}; exit $?", stdin=b"", **srun | TWO | env)
+    network = ("unshare", "--net") if alone else ()
+    script = f"{shlex.join(command)}; exit $?"
+    done = guest.run(*network, "sh", "-c", script, stdin=b"", **srun | TWO | env)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
@@ -140,8 +155,9 @@ def test_hydra_without_a_network_ends_with_one_line(
     assert ended == (126, "", REFUSED.format(name="mpiexec.hydra"))
 
 
+@needs_root
 def test_open_mpi_5_without_a_network_does_not_crash(guest: Guest, srun: dict[str, str]) -> None:
-    ended = launch(guest, srun, "prterun", PRTERUN, "--version")
+    ended = launch(guest, srun, "prterun", PRTERUN, "--version", alone=True)
     assert ended == (126, "", REFUSED.format(name="mpirun"))
 
 
@@ -174,6 +190,7 @@ def test_launchers_with_a_network_are_not_refused(guest: Guest, srun: dict[str, 
     assert ended == (0, "", f"relayed {LOST}\n")
 
 
+@needs_root
 @pytest.mark.parametrize(
     ("words", "env"),
     [
@@ -185,8 +202,19 @@ def test_launchers_with_a_network_are_not_refused(guest: Guest, srun: dict[str, 
 def test_open_mpi_5_that_would_not_crash_goes_on(
     guest: Guest, srun: dict[str, str], words: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    ended = launch(guest, srun, "prterun", PRTERUN, "--version", *words, **env)
+    ended = launch(guest, srun, "prterun", PRTERUN, "--version", *words, alone=True, **env)
     assert ended == (0, "", f"{LOST}\n")
+
+
+@needs_root
+def test_open_mpi_5_in_a_guest_with_a_nat_goes_on(guest: Guest, srun: dict[str, str]) -> None:
+    """It has an address, and does not crash; its daemons in other guests are refused later."""
+    program = named(guest, "prterun")
+    call = [str(program), "-c", PRTERUN, f"{guest.bin}/vhpc-agent --call srun --version", "with an address"]
+    nat = "ip link set lo up; ip link add nat0 type bridge; ip address add 10.0.2.15/24 dev nat0"
+    script = f"{nat}; {shlex.join(call)}"
+    done = guest.run("unshare", "--net", "sh", "-c", script, stdin=b"", **srun | TWO)
+    assert (done.returncode, done.stderr.decode()) == (0, f"{LOST}\n")
 
 
 def test_srun_tells_its_version_to_other_programs(guest: Guest, srun: dict[str, str]) -> None:
