@@ -173,8 +173,7 @@ static bool exits(pid_t pid, int code)
     int state = next_state(pid);
     if (state < 0 || !WIFSTOPPED(state) || !prepare_exit(pid, code))
         return false;
-    /* No signal reaches it any more: mpiexec of MPICH 4.2.1, not traced, has ended with 0 (seen).
-     */
+    /* No signal may reach it: MPICH's mpiexec, no longer traced, has ended with 0 (seen). */
     do {
         if (ptrace(PTRACE_CONT, pid, NULL, NULL) < 0)
             return false;

@@ -23,8 +23,7 @@ static bool has_network(void)
            if_nametoindex(SITE_INTERFACE) != 0;
 }
 
-/* Whether this guest has an address of its own, such as that of a NAT, which is no way to others.
- */
+/* Whether this guest has an address, such as that of a NAT, which does not lead to other guests. */
 static bool has_address(void)
 {
     struct ifaddrs *all = NULL;
