@@ -12,6 +12,7 @@
 #include "agent.h"
 #include "front.h"
 #include "launcher.h"
+#include "launcher_refuse.h"
 #include "request.h"
 
 enum { TIMEOUT_MS = 30000, RETRY_FIRST_MS = 50, RETRY_MAX_MS = 1000 };
@@ -47,8 +48,12 @@ _Noreturn void command_main(int argc, char **argv, const char *name)
     static struct execspec spec;
     const char *socket = getenv("VHPC_CALL_SOCKET");
     char **srun = strcmp(name, "sbcast") == 0 ? sbcast_as_srun(argc, argv) : NULL;
-    bool daemons = strcmp(name, "srun") == 0 && launcher_starts_daemons(argc, argv);
-    if (daemons)
+    struct launch launch = {.kind = LAUNCH_OTHER};
+    if (strcmp(name, "srun") == 0) {
+        launch = launcher_read(argc, argv);
+        launcher_refuse(&launch);
+    }
+    if (launch.kind == LAUNCH_OPENMPI)
         launcher_show_errors();
     int rc = front_describe_self(&spec);
     if (rc == 0 && srun != NULL)
@@ -60,7 +65,7 @@ _Noreturn void command_main(int argc, char **argv, const char *name)
         exit(1);
     }
     struct front_result result = run(&spec, socket != NULL ? socket : VHPC_CALL_SOCKET);
-    if (daemons)
+    if (launch.kind == LAUNCH_OPENMPI)
         launcher_end(&result);
     front_exit_as(&result, name);
 }

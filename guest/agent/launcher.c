@@ -10,6 +10,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "launcher_process.h"
 #include "slurm_args.h"
 
 enum {
@@ -20,71 +21,72 @@ enum {
     EXIT_LOST = 125,
     /* mpirun looks at its signals in no fixed order; until it has seen ours, we are here. */
     NOTICE_MS = 1000,
-    PATH_SIZE = 64,
 };
 
-static void ignore_option(void *arg, const char *name, const char *value)
+static enum launch_kind kind_of(const char *word)
 {
-    (void)arg;
-    (void)name;
-    (void)value;
+    static const struct {
+        const char *name;
+        enum launch_kind kind;
+    } daemons[] = {{"prted", LAUNCH_OPENMPI},
+                   {"orted", LAUNCH_OPENMPI},
+                   {"hydra_pmi_proxy", LAUNCH_HYDRA},
+                   {"hydra_bstrap_proxy", LAUNCH_HYDRA}, /* of Intel MPI */
+                   {"pmi_proxy", LAUNCH_HYDRA}};         /* of its earlier versions */
+    const char *slash = strrchr(word, '/'), *name = slash != NULL ? slash + 1 : word;
+    for (size_t i = 0; i < sizeof daemons / sizeof *daemons; i++)
+        if (strcmp(name, daemons[i].name) == 0)
+            return daemons[i].kind;
+    return LAUNCH_OTHER;
 }
 
-static bool is_daemon(const char *word)
+static void see_option(void *arg, const char *name, const char *value)
 {
-    const char *slash = strrchr(word, '/'), *name = slash != NULL ? slash + 1 : word;
-    return strcmp(name, "prted") == 0 || strcmp(name, "orted") == 0;
+    struct launch *launch = arg;
+    if (strcmp(name, "nodes") == 0)
+        launch->nodes = value;
+    else if (strcmp(name, "nodelist") == 0)
+        launch->nodelist = value;
+    else if (strcmp(name, "version") == 0)
+        launch->shows_version = true;
 }
 
 static bool is_operand(void *arg, const char *word)
 {
     (void)arg;
-    return is_daemon(word);
+    return kind_of(word) != LAUNCH_OTHER;
 }
 
-bool launcher_starts_daemons(int argc, char *const argv[])
+struct launch launcher_read(int argc, char *const argv[])
 {
-    const struct slurm_reader reader = {.option = ignore_option, .operand = is_operand};
+    struct launch launch = {.nodes = "", .nodelist = ""};
+    const struct slurm_reader reader = {
+        .option = see_option, .operand = is_operand, .arg = &launch};
     int command = slurm_args_read(SLURM_SRUN, argc, argv, &reader);
-    return command < argc && is_daemon(argv[command]);
+    if (command < argc)
+        launch.kind = kind_of(argv[command]);
+    return launch;
 }
 
 void launcher_show_errors(void)
 {
     struct stat now;
-    char path[PATH_SIZE];
     if (fstat(STDERR_FILENO, &now) < 0 || !S_ISCHR(now.st_mode) || now.st_rdev != makedev(1, 3))
         return; /* not /dev/null */
-    (void)snprintf(path, sizeof path, "/proc/%d/fd/2", (int)getppid());
-    int fd = open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC); /* fails if it is a socket */
+    int fd = launcher_stderr(getppid());
     if (fd < 0)
         return;
     (void)dup2(fd, STDERR_FILENO);
     (void)close(fd);
 }
 
-/* Not a script that stands for srun, or what became our parent when mpirun has ended. */
-static bool is_launcher(pid_t pid)
-{
-    static const char *const names[] = {"mpirun", "mpiexec", "prte", "orte", "oshrun"};
-    char path[PATH_SIZE], name[PATH_SIZE] = "";
-    (void)snprintf(path, sizeof path, "/proc/%d/comm", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return false;
-    bool known = false;
-    if (fgets(name, sizeof name, file) != NULL)
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            known = known || strncmp(name, names[i], strlen(names[i])) == 0;
-    (void)fclose(file);
-    return known;
-}
-
 void launcher_end(const struct front_result *r)
 {
+    char name[LAUNCHER_NAME_MAX];
     pid_t parent = getppid();
     if (r->end == FRONT_EXITED && r->value < EXIT_LOST)
         return;
-    if (parent > 1 && is_launcher(parent) && kill(parent, SIGTERM) == 0)
+    /* Not a script that stands for srun, or what became our parent when mpirun has ended. */
+    if (parent > 1 && launcher_is(parent, name) && kill(parent, SIGTERM) == 0)
         (void)poll(NULL, 0, NOTICE_MS);
 }

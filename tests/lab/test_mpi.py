@@ -229,6 +229,20 @@ def test_mpirun_starts_ranks_in_its_guest(lab: Lab, mpi: str) -> None:
 
 
 @pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("command", ["mpirun.mpich", "mpiexec.mpich", "mpirun.openmpi", "mpiexec.openmpi"])
+def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, command: str) -> None:
+    """By itself that of Open MPI crashes, also with its stderr in a pipe, and that of MPICH never ends."""
+    program = f"~/ring.{command.partition('.')[2]}"
+    run = f"timeout --foreground 120 {command} -n 4 {program}"
+    job = _run(lab, f"{run}; echo exit $?; ({run} 2>&1; echo exit $?) | cat", *PAIR)
+    found = without_retries(job.output()).splitlines()
+    line = found[0]
+    assert "starts an MPI program in several guests" in line
+    assert line.endswith("have no network between them: submit the job with --vhpc-network=job")
+    assert found == [line, "exit 126", line, "exit 126"]
+
+
+@pytest.mark.usefixtures("programs")
 def test_what_slurms_pmi_does_not_offer_is_refused(lab: Lab) -> None:
     """A second MPI_Init by PMI-1 or PMI-2; MPI_Comm_spawn, for which the libraries have their own texts."""
     run = "timeout 120 srun"

@@ -49,6 +49,19 @@ def test_ranks_of_two_nodes_find_each_other(lab: Lab, way: str) -> None:
 
 
 @pytest.mark.usefixtures("_programs")
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, mpi: str) -> None:
+    """By itself that of Open MPI 4.1 names other causes, and that of MPICH never ends."""
+    script = f"{{\ntimeout --foreground 240 mpirun.{mpi} -n 4 ~/ring.{mpi}; echo exit $?\n}} 2>&1"
+    job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", image=IMAGE)
+    job.wait(timeout=600)
+    line, *rest = without_retries(job.output()).splitlines()
+    assert line.startswith(f"vhpc: mpirun.{mpi} starts an MPI program in several guests")
+    assert line.endswith("have no network between them: submit the job with --vhpc-network=job")
+    assert rest == ["exit 126"]
+
+
+@pytest.mark.usefixtures("_programs")
 def test_a_spawn_by_pmix_ends_with_one_line(lab: Lab) -> None:
     script = f"{{\n{YIELD}\ntimeout 240 srun --mpi=pmix -n4 ~/ring.openmpi spawn; echo exit $?\n}} 2>&1"
     job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", "--vhpc-network=job", image=IMAGE)

@@ -57,10 +57,17 @@ class Forked:
 
     def read_until(self, text: str) -> str:
         """Standard output until it contains a text."""
+        return self._read_until(self.out, text)
+
+    def read_error_until(self, text: str) -> str:
+        """Standard error until it contains a text."""
+        return self._read_until(self.err, text)
+
+    def _read_until(self, end: int, text: str) -> str:
         seen, deadline = "", time.monotonic() + limit(WAIT_S)
         while text not in seen:
-            assert select.select([self.out], [], [], deadline - time.monotonic())[0], f"only {seen!r}"
-            piece = os.read(self.out, 65536)
+            assert select.select([end], [], [], deadline - time.monotonic())[0], f"only {seen!r}"
+            piece = os.read(end, 65536)
             assert piece, f"it ended after {seen!r}"
             seen += piece.decode()
         return seen

@@ -118,7 +118,34 @@ def test_a_digest_pins_the_image_whatever_its_name_points_to(tmp_path: Path) -> 
     image = resolve(tmp_path, pinned)
     assert (image.digest, image.manifest.description) == (first, "first")
     assert str(image) == f"debian-minimal:latest@{first}"
-    assert f"has no manifest sha256:{'0' * 64}" in refusal(tmp_path, f"debian-minimal@sha256:{'0' * 64}")
+
+
+def test_a_mistyped_digest_is_not_called_a_broken_image(tmp_path: Path) -> None:
+    digest = publish(tmp_path, manifest())
+    mistyped = f"debian-minimal@sha256:{'0' * 64}"
+    assert refusal(tmp_path, mistyped) == (
+        f"image debian-minimal:latest@sha256:{'0' * 64} is unknown: the catalogue has no image of this "
+        "digest: it is mistyped, or the image was removed (the digest that the name has now: vhpc image show "
+        "debian-minimal:latest)"
+    )
+    (tmp_path / "manifests/sha256" / f"{digest[7:]}.json").unlink()
+    assert f"is broken: the catalogue has no manifest {digest}" in refusal(tmp_path, "debian-minimal")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("nosuch", ""),
+        ("hpc", "did you mean debian-hpc:latest? "),
+        ("debian-hcp", "did you mean debian-hpc:latest? "),
+        ("debian-hpc:12", "did you mean debian-hpc:latest? "),
+        ("rocky8", "did you mean rocky9:9.5? "),
+    ],
+)
+def test_names_that_are_far_are_not_suggested(tmp_path: Path, wanted: str, meant: str) -> None:
+    publish(tmp_path, manifest(), "debian-hpc/latest")
+    publish(tmp_path, manifest(), "rocky9/9.5")
+    assert refusal(tmp_path, wanted).endswith(f"is unknown ({meant}see: vhpc image ls)")
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,45 @@ def test_a_user_name_cannot_lead_elsewhere(user: str) -> None:
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:
-    assert refusal(folder, "own/cuda:2").startswith("image own/cuda:2 is unknown: ")
-    assert "see: vhpc image ls --own" in refusal(folder, "own/no")
+    see = "see: vhpc image ls --own; make it: vhpc image import SOURCE"
+    assert refusal(folder, "own/cuda:2") == (
+        f"image own/cuda:2 is unknown (did you mean own/cuda:latest? {see} own/cuda:2)"
+    )
+    assert refusal(folder, "own/no") == f"image own/no:latest is unknown ({see} own/no:latest)"
+    mistyped = f"own/cuda@sha256:{'0' * 64}"
+    assert "has no image of this digest: it is mistyped" in refusal(folder, mistyped)
     folder.rename(folder.with_name("elsewhere"))
-    assert "alice has no image catalogue of their own" in refusal(folder)
+    line = refusal(folder)
+    assert line.startswith("alice has no image catalogue of their own: ")
+    assert line.endswith("(make one there: vhpc image import SOURCE own/NAME; see also: vhpc image ls)")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("cuda", "own/cuda:latest"),
+        ("cuad:2", "own/cuda:latest"),
+        ("own/base", "base:latest"),
+        ("own/bass", "base:latest"),
+    ],
+)
+def test_the_other_catalogue_is_suggested(folder: Path, wanted: str, meant: str) -> None:
+    site = folder.parents[1] / "site"
+    for part in ("manifests/sha256", "names/base"):
+        (site / part).mkdir(parents=True)
+    (site / f"manifests/sha256/{DIGEST[7:]}.json").write_bytes(RAW)
+    (site / "names/base/latest").write_text(f"{DIGEST}\n")
+    images = Images(catalog=str(site), user_catalog=str(folder.parents[1] / "{user}/images"))
+    with pytest.raises(UserError, match=rf"is unknown \(did you mean {meant}\? see: vhpc image ls"):
+        resolve_for(images, ImageRef.parse(wanted), ME)
+
+
+def test_names_for_a_hint_are_not_read_through_links(folder: Path) -> None:
+    link(folder / "names/cuda")
+    images = Images(catalog=str(folder / "none"), user_catalog=str(folder.parents[1] / "{user}/images"))
+    with pytest.raises(UserError) as caught:
+        resolve_for(images, ImageRef.parse("cuda"), ME)
+    assert "own/cuda" not in caught.value.line()
 
 
 def link(path: Path) -> None:
@@ -115,7 +150,10 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
             lambda top: (top / f"manifests/sha256/{DIGEST[7:]}.json").write_bytes(RAW + b"\n"),
             f"manifest: expected {DIGEST}, found sha256:",
         ),
-        (lambda top: (top / "names/cuda/latest").write_text("sha256:" + "0" * 64), "is unknown"),
+        (
+            lambda top: (top / "names/cuda/latest").write_text("sha256:" + "0" * 64),
+            "own/cuda:latest is broken: your catalogue has no manifest sha256:0",
+        ),
     ],
 )
 def test_broken_images_are_refused(folder: Path, change: Callable[[Path], object], says: str) -> None:

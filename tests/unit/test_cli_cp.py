@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
+import socket
 import stat
 import tarfile
 import time
@@ -152,6 +154,33 @@ def test_what_cannot_be_copied_is_one_line(site: StepSite, words: tuple[str, str
     assert (code, out, len(said.splitlines())) == (1, b"", 1), said
     assert expected in said
     assert (site.folder / "x").read_text() == "x"
+
+
+def test_a_file_that_a_guest_cannot_take_is_named(site: StepSite) -> None:
+    """By the name that the user gave, not by that of the temporary file; with the system's reason."""
+    (site.folder / "x").write_text("x")
+    for target in ("/proc", "/proc/x"):
+        code, _, said = site.run("cp", "x", f"7:{target}")
+        assert (code, len(said.splitlines())) == (1, 1)
+        assert re.search(rf"the step in job 7 failed: {target}: [A-Z][a-z ]+$", said), said
+
+
+def test_what_is_left_out_is_counted_by_kind(site: StepSite) -> None:
+    """Both ways; of a socket in a folder tarfile says nothing."""
+    data = site.folder / "data"
+    data.mkdir()
+    for number in range(7):
+        os.mkfifo(data / f"pipe{number}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(data / "socket"))
+    code, _, said = site.run("cp", "data", "7:in")
+    assert (code, said) == (
+        1,
+        "vhpc: left out 7 pipes: pipe0, pipe1, pipe2, pipe3, pipe4 and 2 more; 1 socket: socket\n",
+    )
+    (site.guest / "in/up").symlink_to("/etc")
+    code, _, said = site.run("cp", "7:in", "back")
+    assert (code, said) == (1, "vhpc: left out 1 link that leads outside: ./up -> /etc\n")
 
 
 def test_a_guest_without_tar_gets_single_files(site: StepSite) -> None:

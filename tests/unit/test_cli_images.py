@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import os
@@ -54,7 +55,26 @@ def test_show_as_json_is_the_manifest_with_digest_and_size(vhpc: Vhpc) -> None:
 def test_show_finds_an_image_by_its_digest(vhpc: Vhpc) -> None:
     assert vhpc.json("image", "show", f"anything@{DIGEST}")["digest"] == DIGEST
     vhpc("image", "show", f"cuda@sha256:{'0' * 64}", code=1)
-    assert "no manifest" in vhpc.error
+    assert "has no image of this digest: it is mistyped" in vhpc.error
+
+
+def test_names_of_the_users_own_catalogue_are_mentioned(vhpc: Vhpc, tmp_path: Path) -> None:
+    """In a line on stderr: the list itself stays the site's."""
+    name, own = getpass.getuser(), tmp_path / "own"
+    config = Path(os.environ["VHPC_CONFIG"])
+    text = config.read_text()
+    config.write_text(text.replace("[images]", f'[images]\nuser_catalog = "{own}/{{user}}"'))
+    listed = vhpc("image", "ls")
+    assert vhpc.error == ""
+    (own / name / "names/mine").mkdir(parents=True)
+    (own / name / "names/mine/1").write_text(DIGEST)
+    assert vhpc("image", "ls") == listed
+    assert vhpc.error == "vhpc: 1 image of your own is not in this list, see: vhpc image ls --own\n"
+    for command in (("image", "show", "mine"), ("image", "ls", "mine"), ("image", "diff", "mine", "cuda")):
+        vhpc(*command, code=1)
+        assert "image mine:latest is unknown (did you mean own/mine:1? " in vhpc.error
+    vhpc("image", "show", "own/tiny", code=1)
+    assert "image own/tiny:latest is unknown (did you mean tiny:1? " in vhpc.error
 
 
 def test_tag_and_rm_change_names(vhpc: Vhpc) -> None:

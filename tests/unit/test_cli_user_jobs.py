@@ -159,6 +159,23 @@ def test_a_console_is_followed_until_the_epilog_removes_it(site: Site, node: Pat
     assert process.end() == (0, "", "")
 
 
+def test_a_console_says_what_it_waits_for(site: Site, node: Path, calls: Path) -> None:
+    """Slurm starts the step that reads it when the guests are ready; until then there is nothing to print."""
+    site.opened(42)
+    srun, go = site.vhpcd.folder / "bin/srun", site.vhpcd.folder / "go"
+    begin = f"#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.1; done\n"
+    srun.write_text(srun.read_text().replace("#!/bin/sh\n", begin, 1))
+    process = Forked(OWNER, site.config, "console", "42", "--follow")
+    boots = "vhpc: job 42 boots, and its consoles can be read when all guests are ready: 0 of 2 guests ready"
+    assert process.read_error_until("\n") == f"{boots}\n"
+    site.vhpcd.client.look(42, 0, "n1", ("agent g0", 12.0))
+    assert process.read_error_until("\n").startswith(f"{boots}, n1: agent for ")
+    go.touch()
+    process.read_until("two\n")
+    (node / "console.log").unlink()
+    assert process.end()[:2] == (0, "")
+
+
 def test_following_ends_well_when_slurm_ends_the_step(site: Site, node: Path, calls: Path) -> None:
     site.opened(42)
     (site.vhpcd.folder / "bin/srun").write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -19,10 +20,12 @@ from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli.imagediff import diff
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing import listing, memory
 from vhpc_slurm.importing.compare import Side, compare
 from vhpc_slurm.importing.erofs import FileSystem
 from vhpc_slurm.importing.tree import RefusedError
 from vhpc_slurm.model import ImageRef
+from vhpc_slurm.progress import Amount
 
 IMAGES = Images()
 BLOCK = 4096
@@ -139,7 +142,8 @@ def test_the_command_prints_lines_or_json(
         "~ large  mode 0644 -> 0600",
         "+ line\\nfeed  file, mode 0644, owner 0:0, 0 B",
     ]
-    assert said.err.splitlines() == ["vhpc: reading a:latest", "vhpc: reading b:latest"]
+    steps = [line for line in said.err.splitlines() if not re.search(r"MiB \(\d+ %\)$", line)]
+    assert steps == ["vhpc: reading a:latest", "vhpc: reading b:latest"]
     assert diff(IMAGES, (catalog, "a"), (catalog, "b"), as_json=True) == 1
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["before"]["image"] == "a:latest"
@@ -152,6 +156,84 @@ def test_the_command_prints_lines_or_json(
     assert found["files"][1]["differs"] == ["mode"]
     assert diff(IMAGES, (catalog, "b"), (catalog, "b"), as_json=False) == 0
     assert capsys.readouterr().out == "no difference\n"
+
+
+def test_progress_is_told_as_amounts(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the blob that is checked, of fsck.erofs, and of the files that are read; each up to its end."""
+    monkeypatch.setattr(listing, "TELL_S", 0.0)
+    monkeypatch.setattr(listing, "POLL_S", 0.001)
+    root, out, told = tmp_path / "root", tmp_path / "out", list[tuple[str, int, int]]()
+    (tree / "much").write_bytes(os.urandom(30 << 20))
+    root.write_bytes(erofs(tree))
+    out.mkdir()
+    request = {"max_files": 1000, "max_bytes": 1 << 30, "memory": 0}
+    listing.write_listing(request, root, out, tmp_path, lambda *amount: told.append(amount))
+    size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+    assert {total for _, _, total in told} == {size}
+    assert {what for what, _, _ in told} == {"unpacked", "read"}
+    read = [done for what, done, _ in told if what == "read"]
+    assert read == sorted(read)
+    assert read[-1] == size
+    catalog, lines = tmp_path / "catalog", list[str]()
+    publish(catalog, "a", erofs(tree, "-T1"))
+    publish(catalog, "b", erofs(tree, "-T2"))
+    compare(IMAGES, side(catalog, "a"), side(catalog, "b"), lines.append)
+    assert any(isinstance(line, Amount) and line.startswith("checked ") for line in lines)
+
+
+@pytest.mark.parametrize(("limit", "place"), [(64 << 20, "memory"), (0, "out"), (300_000, "out")])
+def test_files_are_unpacked_in_memory_if_they_fit(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, place: str
+) -> None:
+    """On a disk that others use, thousands of files take minutes. The listing is the same in both places."""
+    unpacked: list[Path] = []
+    unpack = listing._unpack
+
+    def noted(root: Path, where: Path, *rest: Any, **more: Any) -> None:
+        unpacked.append(where.parent)
+        unpack(root, where, *rest, **more)
+
+    monkeypatch.setattr(listing, "_unpack", noted)
+    root, found = tmp_path / "root", {}
+    root.write_bytes(erofs(tree))
+    for case, most in (("a", limit), ("b", 0)):
+        top = tmp_path / case
+        for name in ("out", "memory"):
+            (top / name).mkdir(parents=True)
+        request = {"max_files": 1000, "max_bytes": 1 << 30, "memory": most}
+        listing.write_listing(request, root, top / "out", top / "memory", lambda *_: None)
+        found[case] = (top / "out/files").read_bytes()
+    assert unpacked == [tmp_path / "a" / place, tmp_path / "b/out"]
+    assert found["a"] == found["b"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "room"),
+    [
+        ({}, 2 << 30),
+        ({"": ("max", 5)}, 2 << 30),
+        ({"user.slice/a": (600 << 20, 200 << 20)}, 100 << 20),
+        ({"user.slice/a": ("max", 1), "user.slice": (600 << 20, 200 << 20)}, 100 << 20),
+        ({"user.slice": (1000, 2000)}, 0),
+        ({"user.slice": ("nonsense", 1)}, 0),
+    ],
+)
+def test_no_more_memory_is_filled_than_is_free(
+    tmp_path: Path, limits: dict[str, tuple[int | str, int]], room: int
+) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text("4:memory:/v1\n0::/user.slice/a\n")
+    (proc / "meminfo").write_text("MemTotal:  99999999 kB\nMemAvailable:   16777216 kB\n")
+    for folder, (most, used) in limits.items():
+        (cgroups / folder).mkdir(parents=True, exist_ok=True)
+        (cgroups / folder / "memory.max").write_text(f"{most}\n")
+        (cgroups / folder / "memory.current").write_text(f"{used}\n")
+    assert memory.room(proc, cgroups) == room
+    (proc / "meminfo").write_text("MemAvailable:   409600 kB\n")
+    assert memory.room(proc, tmp_path / "none") == 100 << 20
+    (proc / "meminfo").unlink()
+    assert memory.room(proc, cgroups) == 0
 
 
 def patched(data: bytes, offset: int, form: str, *values: int) -> bytes:

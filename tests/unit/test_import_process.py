@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from containers import Layout, tar
 
-from vhpc_slurm.importing.process import created_of, labels_of, put_files
+from vhpc_slurm.importing.process import created_of, labels_of, left_out_labels, put_files
+from vhpc_slurm.importing.taking import take
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 ECHO = "/usr/bin/printf"
@@ -119,3 +121,35 @@ def test_labels_that_a_manifest_can_have_are_kept() -> None:
     assert list(labels_of({"config": {"Labels": many}})) == [f"label{n:03}" for n in range(48)]
     for nothing in ({}, {"config": None}, {"config": {"Labels": None}}, {"config": {"Labels": ["x"]}}):
         assert labels_of(nothing) == {}
+
+
+def test_labels_that_are_left_out_are_named(tmp_path: Path) -> None:
+    """By the reader, as one line of its progress."""
+    labels = {
+        "a b": "1",
+        "Vendor": "x",
+        "lines": "a\nb",
+        "z\x1b[2J": "",
+        "good": "1",
+        "vhpc/kernel-image": "no",
+    }
+    layout = Layout(tmp_path / "layout")
+    image = layout.image([tar("x")], "mine", configuration={"Labels": labels})
+    request = {"kind": "oci", "name": "mine", "compression": "", "max_bytes": 1 << 20, "max_files": 100}
+    (tmp_path / "out").mkdir()
+    said: list[str] = []
+    taken = take(request, layout.write(image), tmp_path, tmp_path / "out", said.append)
+    assert taken.labels == {"good": "1"}
+    assert [line for line in said if "label" in line] == [
+        "left out 4 labels: 'Vendor', 'a b', 'lines' and 1 more (a key has a-z, 0-9 and ._/-, a value one "
+        "line; at most 48)"
+    ]
+
+
+def test_the_line_on_labels_is_short_and_plain() -> None:
+    many = {f"{'X' * 100}\n{number}": "" for number in range(5000)}
+    line = left_out_labels({"config": {"Labels": many}})
+    assert len(line) <= 200
+    assert line.isprintable()
+    for fine in ({}, {"config": None}, {"config": {"Labels": {"a": "b", "vhpc/x": "y"}}}):
+        assert left_out_labels(fine) == ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import sandbox
 from vhpc_slurm.importing.source import Source
+from vhpc_slurm.progress import Amount
 
 PACKAGES = Path(sandbox.__file__).parents[2]
 PROBE = r"""
@@ -54,13 +56,13 @@ print(json.dumps({"done": {
 
 
 def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, timeout_s: float = 60.0
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, timeout_s: float = 60.0, **request: Any
 ) -> tuple[dict[str, Any], list[str]]:
     monkeypatch.setattr(sandbox, "START", code.replace("{", "{{").replace("}", "}}") + "# {!r}")
     source, out, steps = tmp_path / "source.tar", tmp_path / "out", list[str]()
     source.write_text("the source")
     out.mkdir()
-    return sandbox.run_worker(Source.parse(str(source)), out, {}, timeout_s, steps.append), steps
+    return sandbox.run_worker(Source.parse(str(source)), out, request, timeout_s, steps.append), steps
 
 
 def test_little_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +108,44 @@ def test_a_reader_that_misbehaves_ends_the_import(
 ) -> None:
     with pytest.raises(UserError, match=says):
         run(tmp_path, monkeypatch, code)
+
+
+FILLS = """
+import errno, json, os
+def filled():
+    try:
+        with open("/memory/file", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 20))
+    except OSError as err:
+        return [errno.errorcode[err.errno], os.stat("/memory/file").st_size]
+print(json.dumps({"done": {"memory": filled()}}))
+"""
+
+
+def test_a_reader_fills_no_more_memory_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = run(tmp_path, monkeypatch, FILLS, memory=8 << 20)
+    assert found["memory"] == ["ENOSPC", 8 << 20]
+
+
+def test_amounts_of_a_reader_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says: list[Any] = [
+        ["read", 1 << 20, 4 << 20],
+        ["re\x1b[2Jad" * 50, 5, 0],
+        ["read", -1, 4],
+        ["read", 1, 1 << 80],
+        ["read", 1.5, 2],
+        ["read", 1],
+        {"read": 1},
+        7,
+    ]
+    lines = "; ".join(f"print({json.dumps({'amount': one})!r})" for one in says)
+    _, said = run(tmp_path, monkeypatch, f"{lines}; print('{{\"done\": {{}}}}')")
+    assert said[0] == "read 1 MiB of 4 MiB (25 %)"
+    assert isinstance(said[0], Amount)
+    assert (said[0].done, said[0].total) == (1 << 20, 4 << 20)
+    assert said[1].isprintable()
+    assert len(said) == 2
 
 
 def test_a_reader_that_hangs_is_killed_with_its_children(

@@ -31,13 +31,15 @@ from vhpc_slurm.catalog.folder import (
     with_list,
 )
 from vhpc_slurm.catalog.manifest import Manifest, decode_manifest
-from vhpc_slurm.catalog.own import Owner, own_folder, read_signed_for, resolve_for
+from vhpc_slurm.catalog.near import UnknownImageError
+from vhpc_slurm.catalog.own import Owner, other_names, own_folder, read_signed_for, resolve_for
 
 __all__ = [
     "CatalogEntry",
     "Manifest",
     "Owner",
     "Signed",
+    "UnknownImageError",
     "blob_path",
     "blobs",
     "chunk_list",
@@ -48,6 +50,7 @@ __all__ = [
     "load_manifest",
     "manifest_file",
     "name_file",
+    "other_names",
     "own_folder",
     "pointed_digest",
     "read_manifest",

@@ -12,7 +12,6 @@ mistake: the job fails with one message, and no node is drained.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import os
 import stat
@@ -23,16 +22,20 @@ from typing import BinaryIO
 
 from vhpc_slurm import chunks
 from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
+from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.record import Record
 
 CHUNK = 1 << 20
-NEAR_NAMES = 3
 NAME_SIZE = 80
 """Maximum bytes of a name's file, which has a digest and a line feed."""
 SIGNATURES_SIZE = 64 << 10
 """Maximum bytes of the signatures of a manifest; what is beyond is not read."""
+
+
+class _NoManifestError(UserError):
+    """The catalogue has no manifest of a digest."""
 
 
 class CatalogEntry(Record, frozen=True):
@@ -61,7 +64,11 @@ def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
         FabricError: the catalogue cannot be read.
     """
     digest = ref.digest or _digest_of(catalog, ref)
-    return identity(ref, digest, _read(catalog, digest, str(ref)))
+    try:
+        raw = _read(catalog, digest, str(ref))
+    except _NoManifestError as err:
+        raise unknown_digest(ref) if ref.digest else err from None
+    return identity(ref, digest, raw)
 
 
 def identity(ref: ImageRef, digest: str, raw: bytes) -> ImageIdentity:
@@ -186,7 +193,7 @@ def _read(catalog: Path, digest: str, image: str) -> bytes:
             return file.read(LIMIT_1 + 1)
     except FileNotFoundError:
         why = f"the catalogue has no manifest {digest}"
-        raise UserError(f"image {image} is broken", why, "publish it again") from None
+        raise _NoManifestError(f"image {image} is broken", why, "publish it again") from None
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
 
@@ -309,10 +316,14 @@ def refs(catalog: Path) -> Iterator[ImageRef]:
 
 
 def _unknown(catalog: Path, ref: ImageRef) -> UserError:
-    known = list(refs(catalog))
-    if not known:
-        return UserError(f"image {ref} is unknown", f"the catalogue {catalog} is empty", "ask your operator")
-    tags = [str(other) for other in known if other.name == ref.name]
-    near = tags or difflib.get_close_matches(str(ref), [str(other) for other in known], n=NEAR_NAMES)
-    hint = f"did you mean {' or '.join(near[:NEAR_NAMES])}? " if near else ""
-    return UserError(f"image {ref} is unknown", hint=hint + "see: vhpc image ls")
+    known = [replace(other, own=ref.own) for other in refs(catalog)]
+    return UnknownImageError(ref, known, "" if known else f"the catalogue {catalog}")
+
+
+def unknown_digest(ref: ImageRef) -> UserError:
+    """The error for a digest that the user has written, and that no image has."""
+    return UserError(
+        f"image {ref} is unknown",
+        "the catalogue has no image of this digest: it is mistyped, or the image was removed",
+        f"the digest that the name has now: vhpc image show {ref.label}",
+    )

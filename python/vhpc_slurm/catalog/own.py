@@ -23,15 +23,22 @@ from vhpc_slurm.catalog.folder import (
     identity,
     manifest_file,
     read_signed,
+    refs,
     resolve,
     signatures_file,
+    unknown_digest,
 )
 from vhpc_slurm.catalog.manifest import LIMIT_1
+from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.config.images import Images
-from vhpc_slurm.errors import UserError
+from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
+from vhpc_slurm.model.image import OWN
 from vhpc_slurm.record import Record
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+NAMES_MAX = 1000
+"""Names that are read for a hint."""
 USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}\Z", re.ASCII)
 
 
@@ -53,9 +60,45 @@ def resolve_for(images: Images, ref: ImageRef, owner: Owner) -> ImageIdentity:
         UserError: no such image, or it is broken, or the site has no catalogues of users.
         FabricError: the catalogue of the site cannot be read.
     """
-    if ref.own:
-        return resolve_own(own_folder(images.user_catalog, owner.name), ref, owner)
-    return resolve(Path(images.catalog), ref)
+    try:
+        if ref.own:
+            return resolve_own(own_folder(images.user_catalog, owner.name), ref, owner)
+        return resolve(Path(images.catalog), ref)
+    except UnknownImageError as err:
+        raise err.among(other_names(images, owner, own=not ref.own)) from None
+
+
+def other_names(images: Images, owner: Owner, *, own: bool) -> list[ImageRef]:
+    """Names of the site's catalogue or of the user's own, for a hint: empty if it cannot be read."""
+    with contextlib.suppress(VhpcError, OSError):
+        if not own:
+            return list(refs(Path(images.catalog)))
+        if images.user_catalog:
+            return own_refs(own_folder(images.user_catalog, owner.name), owner)
+    return []
+
+
+def own_refs(folder: Path, owner: Owner) -> list[ImageRef]:
+    """Names of a user's own catalogue, at most ``NAMES_MAX``; errors as ``resolve_own``, and OSError."""
+    found: list[ImageRef] = []
+    with _opened(folder, owner) as top, _below(top, folder, "names", owner) as names:
+        for name in sorted(os.listdir(names))[:NAMES_MAX]:  # noqa: PTH208 - a descriptor
+            with contextlib.suppress(UserError, OSError), _below(names, folder, name, owner) as tags:
+                for tag in sorted(os.listdir(tags))[:NAMES_MAX]:  # noqa: PTH208 - a descriptor
+                    with contextlib.suppress(UserError):  # not one of vhpc's
+                        found.append(ImageRef.parse(f"{OWN}{name}:{tag}"))
+    return found[:NAMES_MAX]
+
+
+@contextlib.contextmanager
+def _below(above: int, folder: Path, part: str, owner: Owner) -> Iterator[int]:
+    """A folder of the owner in another one; OSError if it is a link."""
+    fd = os.open(part, FOLDER, dir_fd=above)
+    try:
+        _check_owner(fd, folder / part, owner)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def own_folder(pattern: str, user: str) -> Path:
@@ -86,14 +129,29 @@ def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
         UserError: no such image, its manifest is broken, or the folder cannot be read by this process.
     """
     with _opened(folder, owner) as top:
-        digest = ref.digest
-        if not digest:
-            raw = _read(top, folder, f"names/{ref.name}/{ref.tag}", NAME_SIZE, owner, ref)
-            digest = raw.decode("ascii", "replace").strip()
+        digest = ref.digest or _own_digest(top, folder, owner, ref)
         if not DIGEST.match(digest):
-            raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
-        raw = _read(top, folder, str(manifest_file(Path(), digest)), LIMIT_1 + 1, owner, ref)
+            raise UserError(f"image {ref} is broken", "its name file has no digest", "import it again")
+        try:
+            raw = _read(top, folder, str(manifest_file(Path(), digest)), LIMIT_1 + 1, owner, ref)
+        except NotThereError:
+            if ref.digest:
+                raise unknown_digest(ref) from None
+            why = f"your catalogue has no manifest {digest}"
+            raise UserError(f"image {ref} is broken", why, "import it again") from None
     return identity(ref, digest, raw)
+
+
+def _own_digest(top: int, folder: Path, owner: Owner, ref: ImageRef) -> str:
+    """The text in a name's file."""
+    try:
+        raw = _read(top, folder, f"names/{ref.name}/{ref.tag}", NAME_SIZE, owner, ref)
+    except NotThereError:
+        known = []
+        with contextlib.suppress(UserError, OSError):
+            known = own_refs(folder, owner)
+        raise UnknownImageError(ref, known) from None
+    return raw.decode("ascii", "replace").strip()
 
 
 def read_signed_for(images: Images, image: ImageIdentity, owner: Owner) -> Signed:
@@ -114,14 +172,13 @@ def read_signed_for(images: Images, image: ImageIdentity, owner: Owner) -> Signe
 
 @contextlib.contextmanager
 def _opened(folder: Path, owner: Owner) -> Iterator[int]:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        top = os.open(folder, flags)
+        top = os.open(folder, FOLDER)
     except FileNotFoundError:
         raise UserError(
             f"{owner.name} has no image catalogue of their own",
             f"{folder} does not exist",
-            "publish an image there",
+            "make one there: vhpc image import SOURCE own/NAME; see also: vhpc image ls",
         ) from None
     except OSError as err:
         raise _unreadable(folder, err) from err
@@ -138,8 +195,7 @@ def _read(top: int, folder: Path, path: str, limit: int, owner: Owner, ref: Imag
     fds = [top]
     try:
         for part in above:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            fds.append(os.open(part, flags, dir_fd=fds[-1]))
+            fds.append(os.open(part, FOLDER, dir_fd=fds[-1]))
             _check_owner(fds[-1], folder / path, owner)
         # a pipe must not be waited for
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC

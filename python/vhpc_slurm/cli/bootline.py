@@ -62,6 +62,11 @@ def _plain(stage: str) -> str:
     return re.sub(r" g0$", "", stage)
 
 
+def without_seconds(text: str) -> str:
+    """A line that stays the same while nothing happens."""
+    return re.sub(r" for \d+ s$", "", text)
+
+
 def watch(config: Config, waiter: str, pid: int) -> int:
     """Print lines on a terminal's stderr while the job of a waiting command boots; never an error.
 
@@ -102,7 +107,7 @@ def _watch(config: Config, waiter: str, command: int) -> None:
             text = found[-1]
             if not text:
                 return  # ready, or over
-            what = re.sub(r" for \d+ s$", "", text)
+            what = without_seconds(text)
             pause = LINE_S if what != said else AGAIN_S
             if now - seen >= FIRST_S and now - said_at >= pause:
                 said, said_at = what, now

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from vhpc_slurm import slurm
 from vhpc_slurm.cli import copyscripts, jobguest, output
-from vhpc_slurm.cli.extract import Extracted, extract, need_space
+from vhpc_slurm.cli.extract import Copied, Kind, extract, need_space
 from vhpc_slurm.cli.jobguest import JobGuest
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
@@ -132,6 +132,18 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
+class _Archive(tarfile.TarFile):
+    """A tar to write; tarfile itself says nothing of files that it has no form for, which are sockets."""
+
+    skipped: Callable[[str], None]
+
+    def gettarinfo(self, name: Any = None, arcname: Any = None, fileobj: Any = None) -> Any:
+        found = super().gettarinfo(name, arcname, fileobj)
+        if found is None:
+            self.skipped(str(arcname or name))
+        return found
+
+
 @contextlib.contextmanager
 def _shell(place: JobGuest, script: str, *arguments: str) -> Iterator[Step]:
     """A step that runs a script; it is ended at once if the block fails."""
@@ -190,21 +202,25 @@ class _Sending:
         return 0
 
     def _folder(self, folder: Path, name: str) -> int:
-        result = Extracted()
+        result = Copied()
 
         def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
             if entry.isreg() or entry.isdir() or entry.issym() or entry.islnk():
                 entry.mode &= 0o777
                 return entry
-            result.leave_out(entry.name)
+            result.leave_out_entry(entry)
             return None
+
+        def skipped(name: str) -> None:
+            result.leave_out(Kind.SOCKET, name)
 
         mode = f"{folder.stat().st_mode & 0o777:o}"
         with _shell(self.place, copyscripts.RECEIVE_FOLDER, self.path, name, mode) as step:
             target: Any = _Counted(step.stdin, self.count)
             try:
                 # not the folder itself: tar would change mode and time of an existing one
-                with tarfile.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+                with _Archive.open(fileobj=target, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+                    archive.skipped = skipped
                     for child in sorted(folder.iterdir()):
                         archive.add(child, child.name, filter=kept)
                 step.stdin.close()
@@ -216,16 +232,12 @@ class _Sending:
         return _report(result)
 
 
-def _report(result: Extracted) -> int:
+def _report(result: Copied) -> int:
     """Say what was left out."""
-    if result.left_out_count:
-        more = ", ..." if result.left_out_count > len(result.left_out) else ""
-        print(
-            f"vhpc: left out {result.left_out_count} links that lead outside, devices or pipes: "
-            f"{', '.join(result.left_out)}{more}",
-            file=sys.stderr,
-        )
-    return int(result.left_out_count > 0)
+    line = result.left_out_line()
+    if line:
+        print(f"vhpc: {line}", file=sys.stderr)
+    return int(bool(line))
 
 
 def _receive(place: JobGuest, path: str, target: str, count: Callable[[int], None]) -> int:

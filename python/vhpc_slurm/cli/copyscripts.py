@@ -40,19 +40,24 @@ if [ -d "$at" ]; then
     [ ! -d "$at" ] || die "$at: it is a folder"
 fi
 case $at in */) die "$1: No such folder" ;; esac
+[ -d "${at%/*}/" ] || die "$1: No such folder"
 """
 RECEIVE_FILE = f"""{_BEGIN}{_PLACE}
 [ ! -L "$at" ] || at=$(readlink -f "$at") || die "$1: a link that leads nowhere"
 if [ -e "$at" ] && [ ! -f "$at" ]; then exec cat > "$at"; fi
 part=$at.vhpc-cp.$$
+# Messages of the system have the temporary name; their last part is the reason.
+name=$1
+try() {{ said=$("$@" 2>&1) || die "$name: ${{said##*: }}"; }}
+write() {{ umask 077; cat > "$part"; }}
 trap 'rm -f "$part"' EXIT
 trap 'exit 1' HUP INT TERM
-(umask 077; cat > "$part") || exit 1
+try write
 [ -z "$3" ] || [ "$(($(wc -c < "$part")))" = "$3" ] || die "$1: the copy is incomplete"
-if [ -n "$4" ]; then chmod "$4" "$part" && touch -d "@$5" "$part" || exit 1
-else chmod "$(printf %o $((0666 & ~0$(umask))))" "$part" || exit 1
+if [ -n "$4" ]; then try chmod "$4" "$part"; try touch -d "@$5" "$part"
+else try chmod "$(printf %o $((0666 & ~0$(umask))))" "$part"
 fi
-mv -f "$part" "$at"
+try mv -f "$part" "$at"
 """
 """Arguments: a path, the name in it if it is a folder, and size, mode and time (all empty: not known)."""
 

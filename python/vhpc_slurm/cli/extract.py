@@ -12,8 +12,10 @@ import contextlib
 import os
 import shutil
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import IO, Any
 
 from vhpc_slurm.errors import UserError
@@ -39,25 +41,51 @@ class _Header(tarfile.TarInfo):
         return entry
 
 
+class Kind(Enum):
+    """What is left out: one of it, several of it."""
+
+    OUTSIDE = "link that leads outside", "links that lead outside"
+    DEVICE = "device", "devices"
+    PIPE = "pipe", "pipes"
+    SOCKET = "socket", "sockets"
+    OTHER = "file of another kind", "files of other kinds"
+
+
 @dataclass
-class Extracted:
-    """What was extracted, and what was left out."""
+class Copied:
+    """What was copied, and what was left out."""
 
     files: int = 0
-    left_out: list[str] = field(default_factory=list)
-    """At most ``LEFT_OUT_MAX`` names, fit for a terminal."""
-    left_out_count: int = 0
+    left_out: dict[Kind, list[str]] = field(default_factory=dict)
+    """At most ``NAMES_MAX`` names of each kind, fit for a terminal."""
+    counts: Counter[Kind] = field(default_factory=Counter)
 
-    LEFT_OUT_MAX = 5
+    NAMES_MAX = 5
 
-    def leave_out(self, name: str) -> None:
-        """Note an entry that was not extracted."""
-        self.left_out_count += 1
-        if len(self.left_out) < self.LEFT_OUT_MAX:
-            self.left_out.append(one_line(name)[:80])
+    def leave_out(self, kind: Kind, name: str) -> None:
+        """Note an entry that was not copied."""
+        self.counts[kind] += 1
+        names = self.left_out.setdefault(kind, [])
+        if len(names) < self.NAMES_MAX:
+            names.append(one_line(name)[:80])
+
+    def leave_out_entry(self, entry: tarfile.TarInfo) -> None:
+        """Note an entry of a tar that is neither file, folder nor link."""
+        is_device = entry.ischr() or entry.isblk()
+        kind = Kind.DEVICE if is_device else Kind.PIPE if entry.isfifo() else Kind.OTHER
+        self.leave_out(kind, entry.name)
+
+    def left_out_line(self) -> str:
+        """What was left out, as one line; empty: nothing was."""
+        parts = []
+        for kind, names in self.left_out.items():
+            count = self.counts[kind]
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            parts.append(f"{count} {kind.value[count > 1]}: {', '.join(names)}{more}")
+        return f"left out {'; '.join(parts)}" if parts else ""
 
 
-def extract(stream: IO[bytes], folder: int, *, is_new: bool) -> Extracted:
+def extract(stream: IO[bytes], folder: int, *, is_new: bool) -> Copied:
     """Extract a tar into a folder.
 
     Args:
@@ -71,7 +99,7 @@ def extract(stream: IO[bytes], folder: int, *, is_new: bool) -> Extracted:
     Raises:
         UserError: the tar is damaged or hostile, or there is no space for it.
     """
-    result = Extracted()
+    result, at = Copied(), ""
     made: list[tuple[list[str], tarfile.TarInfo]] = []
     try:
         with tarfile.open(
@@ -79,7 +107,7 @@ def extract(stream: IO[bytes], folder: int, *, is_new: bool) -> Extracted:
         ) as archive:
             while (entry := archive.next()) is not None:
                 vars(archive)["members"] = []  # otherwise it remembers all
-                parts = _parts(entry.name)
+                parts, at = _parts(entry.name), entry.name
                 if not entry.isdir():
                     _take(archive, entry, parts, folder, result)
                 elif _make(parts, folder) if parts else is_new:
@@ -93,7 +121,9 @@ def extract(stream: IO[bytes], folder: int, *, is_new: bool) -> Extracted:
     except (tarfile.TarError, RecursionError, UnicodeError, ValueError, OverflowError) as err:
         raise UserError("cannot extract what the guest has sent", str(err) or type(err).__name__) from err
     except OSError as err:
-        raise UserError("cannot write what the guest has sent", str(err)) from err
+        # not str(err): it has the name of our temporary file
+        why = f"{one_line(at)[:80]}: {err.strerror}" if at else err.strerror or str(err)
+        raise UserError("cannot write what the guest has sent", why) from err
     return result
 
 
@@ -144,11 +174,11 @@ def _make(parts: list[str], top: int) -> bool:
 
 
 def _take(
-    archive: tarfile.TarFile, entry: tarfile.TarInfo, parts: list[str], top: int, result: Extracted
+    archive: tarfile.TarFile, entry: tarfile.TarInfo, parts: list[str], top: int, result: Copied
 ) -> None:
     """Create one file or link."""
     if not parts or not (entry.isreg() or entry.issym() or entry.islnk()) or entry.issparse():
-        result.leave_out(entry.name)
+        result.leave_out_entry(entry)
         return
     with _opened(top, parts[:-1], create=True) as folder:
         temporary = f"{TEMPORARY}{os.getpid()}"
@@ -156,7 +186,7 @@ def _take(
             os.unlink(temporary, dir_fd=folder)
         if entry.issym():
             if _leads_outside(entry.linkname, len(parts) - 1):
-                result.leave_out(f"{entry.name} -> {entry.linkname}")
+                result.leave_out(Kind.OUTSIDE, f"{entry.name} -> {entry.linkname}")
                 return
             os.symlink(entry.linkname, temporary, dir_fd=folder)
         elif entry.islnk():

@@ -79,7 +79,7 @@ def image_ls(
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> int:
-    """List images."""
+    """List the images of the site; with --own, yours."""
     from vhpc_slurm.cli import images
 
     config = options.config()

@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog import CatalogEntry, Manifest, blobs, list_images, read_manifest, resolve
-from vhpc_slurm.cli import output
+from vhpc_slurm.catalog import (
+    CatalogEntry,
+    Manifest,
+    UnknownImageError,
+    blobs,
+    list_images,
+    own_folder,
+    read_manifest,
+    refs,
+    resolve,
+)
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UserError
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.layout import Layout
@@ -35,7 +47,7 @@ def ls(config: Config, catalog: Path, name: str | None, *, own: bool = False, as
         if wanted in (None, entry.ref.name)
     ]
     if wanted is not None and not found:
-        raise UserError(f"the catalogue has no image {wanted!r}", "", "see: vhpc image ls")
+        raise UnknownImageError(ImageRef(wanted, own=own), refs(catalog))
     on_node = _stored(config)
     if as_json:
         output.write_json([_entry_json(entry, on_node) for entry in found])
@@ -45,7 +57,20 @@ def ls(config: Config, catalog: Path, name: str | None, *, own: bool = False, as
         [_row(entry, on_node) for entry in found],
         right=("SIZE", "MIN MEMORY"),
     )
+    if not own and wanted is None and catalog == Path(config.images.catalog):
+        _mention_own(config)
     return 0
+
+
+def _mention_own(config: Config) -> None:
+    """Say that the user has images of their own, which the list of the site's does not show."""
+    count = 0
+    with contextlib.suppress(VhpcError):
+        if config.images.user_catalog:
+            count = sum(1 for _ in refs(own_folder(config.images.user_catalog, context.user_name())))
+    if count:
+        are = "1 image of your own is" if count == 1 else f"{count} images of your own are"
+        print(f"vhpc: {are} not in this list, see: vhpc image ls --own", file=sys.stderr)
 
 
 def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ libvirt, and `vhpc image ls` not for the client of vhpcd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -354,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except VhpcError as err:
-        return _fail(err.line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
+        return _fail(_with_near_names(err).line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as err:
@@ -371,6 +372,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("VHPC_DEBUG"):
             raise
         return _fail(f"internal error: {err!r} (VHPC_DEBUG=1 shows where)", EXIT_INTERNAL)
+
+
+def _with_near_names(err: VhpcError) -> VhpcError:
+    """Of an unknown image, commands have looked into one catalogue: the user may mean one of the other."""
+    from vhpc_slurm.catalog import Owner, UnknownImageError, other_names
+    from vhpc_slurm.cli import context
+
+    if not isinstance(err, UnknownImageError):
+        return err
+    with contextlib.suppress(VhpcError):
+        owner = Owner(context.user_name(), os.geteuid())
+        return err.among(other_names(options.config().images, owner, own=not err.own))
+    return err
 
 
 def _fail(line: str, code: int) -> int:

@@ -3,20 +3,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
+import time
 from collections.abc import Iterator
+from typing import IO
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli import jobs, output
+from vhpc_slurm.cli import bootline, jobs, output
 from vhpc_slurm.cli.console import CHUNK, Cleaner
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UserError
+from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Lease, LeaseState
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
 
 PROGRAM = "vhpc-console"
 """A task of this name runs on the node: vhpc-run prints a guest's console (guest/run/console.c)."""
+ASK_S = 3.0
+"""Seconds without output after which the user is told why."""
 
 
 def console(config: Config, job_id: int, node: str | None, guest: int, *, follow: bool, as_json: bool) -> int:
@@ -80,6 +86,32 @@ def _pieces(config: Config, job_id: int, node: str, guest: int, *, follow: bool)
     command = [PROGRAM, str(guest), *(["follow"] if follow else [])]
     cleaner = Cleaner()
     with slurm.user_jobs(config).step(job_id, command, node) as out:
+        _wait(config, job_id, out)
         while raw := os.read(out.fileno(), CHUNK):
             yield cleaner.feed(raw)
     yield cleaner.feed(b"", last=True)
+
+
+def _wait(config: Config, job_id: int, out: IO[bytes]) -> None:
+    """Wait for the step's first output. Slurm starts the step after the Prolog: say so on stderr."""
+    said, said_at = "", 0.0
+    while not select.select([out], [], [], ASK_S)[0]:
+        what = _waits_for(config, job_id)
+        plain, now = bootline.without_seconds(what), time.monotonic()
+        if plain == said and now - said_at < bootline.AGAIN_S:
+            continue
+        print(f"vhpc: {what}", file=sys.stderr, flush=True)
+        said, said_at = plain, now
+
+
+def _waits_for(config: Config, job_id: int) -> str:
+    record, progress = None, None
+    with contextlib.suppress(VhpcError):  # this line is only to inform
+        records, booting = jobs.client(config).booting(job_id=job_id)
+        record = jobs.last(records)
+        if record is not None:
+            progress = booting.get(str(record.lease.generation))
+    if record is None or progress is None:
+        return f"waiting for Slurm to start a step of job {job_id}, which reads the console"
+    line = bootline.line(record.lease.request.guests_per_node, progress)
+    return f"job {job_id} boots, and its consoles can be read when all guests are ready: {line}"

@@ -244,13 +244,13 @@ class ControllerClient(Exchange):
         return self._with_timelines(found.records, job_id), {one.generation: one for one in found.progress}
 
     def booting(
-        self, *, live: bool = False, waiter: str = ""
+        self, *, live: bool = False, waiter: str = "", job_id: int | None = None
     ) -> tuple[list[LeaseRecord], dict[str, wire_types.ProgressWire]]:
         """Leases without timelines, and for generations that boot how far they are.
 
-        ``waiter`` is the word of a command: only the job that it waits for.
+        ``waiter`` is the word of a command: only the job that it waits for. ``job_id``: only this job.
         """
-        found = self._listed(wire.ListLeases(live=live, waiter=waiter, progress=True))
+        found = self._listed(wire.ListLeases(job_id=job_id, live=live, waiter=waiter, progress=True))
         return [record.unpack() for record in found.records], {one.generation: one for one in found.progress}
 
     def history(self, *, live: bool = False) -> wire.LeasePage:

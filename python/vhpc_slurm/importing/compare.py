@@ -17,10 +17,12 @@ from vhpc_slurm.catalog import blob_path, read_manifest, verify_blob
 from vhpc_slurm.catalog.changes import check_owner
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing import memory
 from vhpc_slurm.importing.listing import ROOT
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity
+from vhpc_slurm.progress import counter
 
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a root."""
@@ -96,8 +98,8 @@ class Side:
 def compare(images: Images, before: Side, after: Side, progress: Callable[[str], None]) -> Differences:
     """Compare two images.
 
-    Roots are read in the sandbox of imports, within the limits of an import; the folder for
-    temporary files (TMPDIR) needs space for the files of a root.
+    Roots are read in the sandbox of imports, within the limits of an import. The files of a root
+    are unpacked in memory, or, if there is not enough, in the folder for temporary files (TMPDIR).
 
     Args:
         images: the site's configuration.
@@ -150,8 +152,8 @@ def _listed(images: Images, side: Side, progress: Callable[[str], None]) -> Iter
     """A file with the listing of an image's root."""
     name, root = side.image.ref.label, side.image.manifest.root
     check_owner(side.catalog, "compare images of")
-    verify_blob(side.catalog, root, str(side.image.ref))
     progress(f"reading {name}")
+    verify_blob(side.catalog, root, str(side.image.ref), counter(progress, "checked", root.size))
     with tempfile.TemporaryDirectory(prefix="vhpc-") as folder:
         out = Path(folder)
         request = {
@@ -159,6 +161,7 @@ def _listed(images: Images, side: Side, progress: Callable[[str], None]) -> Iter
             "max_files": images.import_max_files,
             "max_memory": MEMORY_MAX,
             "timeout_s": images.import_timeout_s,
+            "memory": memory.room(),
         }
         source = Source(ROOT, blob_path(side.catalog, root).resolve())
         try:

@@ -21,6 +21,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 LABEL = re.compile(r"[a-z0-9][a-z0-9._/-]*\Z", re.ASCII)
 LABEL_KEY_MAX, LABEL_MAX, LABELS_MAX = 128, 1024, 48
 """Of a manifest; which can have 64 labels in all."""
+LABELS_NAMED = 3
 OF_VHPC = "vhpc/"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
@@ -72,6 +73,22 @@ def labels_of(config: dict[str, Any]) -> dict[str, str]:
         and text.isprintable()
     }
     return dict(itertools.islice(labels.items(), LABELS_MAX))
+
+
+def left_out_labels(config: dict[str, Any]) -> str:
+    """One line on labels that ``labels_of`` leaves out, of at most 200 characters; empty: none."""
+    wanted = config.get("config")
+    found = wanted.get("Labels") if isinstance(wanted, dict) else None
+    kept = labels_of(config)
+    keys = sorted(str(key) for key in (found if isinstance(found, dict) else ()))
+    keys = [key for key in keys if key not in kept and not key.startswith(OF_VHPC)]
+    if not keys:
+        return ""
+    names = ", ".join(repr(one_line(key)[:30]) for key in keys[:LABELS_NAMED])
+    more = f" and {len(keys) - LABELS_NAMED} more" if len(keys) > LABELS_NAMED else ""
+    plural = "s" if len(keys) > 1 else ""
+    rules = f"a key has a-z, 0-9 and ._/-, a value one line; at most {LABELS_MAX}"
+    return f"left out {len(keys)} label{plural}: {names}{more} ({rules})"
 
 
 def created_of(config: dict[str, Any]) -> str:

@@ -27,10 +27,12 @@ import vhpc_slurm
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.listing import ROOT
 from vhpc_slurm.importing.source import DISKS, Source
+from vhpc_slurm.progress import Amount
 from vhpc_slurm.terminal import one_line
 
 OUTPUT_MAX = 4 << 20
 """Maximum bytes that the worker may write to its output."""
+SIZE_MAX = 1 << 60
 TIME_TO_END_S = 10.0
 KVM = "/dev/kvm"
 ISOLATION = """
@@ -74,7 +76,8 @@ def run_worker(
     Args:
         source: what to read; with the caller's rights.
         out: an empty folder.
-        request: what the worker is told, without the source.
+        request: what the worker is told, without the source; ``memory``: bytes that it may write below
+            /memory, where files are gone with the sandbox.
         timeout_s: seconds after which it is killed.
         progress: gets a line for each step.
         boot: names in ``/in/boot`` of the sandbox -> files of the site.
@@ -91,7 +94,7 @@ def run_worker(
     with (
         call_filter(network=False) as seccomp,
         subprocess.Popen(
-            _command(source, out, seccomp, boot),
+            _command(source, out, seccomp, boot, int(request.get("memory", 0))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,7 +119,7 @@ def confined(*, network: bool) -> list[str]:
     return argv
 
 
-def _command(source: Source, out: Path, seccomp: int, boot: Mapping[str, Path]) -> list[str]:
+def _command(source: Source, out: Path, seccomp: int, boot: Mapping[str, Path], memory: int) -> list[str]:
     package = Path(vhpc_slurm.__file__).parent
     argv = [*confined(network=False), "--setenv", "TMPDIR", "/out"]
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix, str(package))):
@@ -125,6 +128,8 @@ def _command(source: Source, out: Path, seccomp: int, boot: Mapping[str, Path]) 
     if source.kind == ROOT:
         argv += ["--uid", "1000", "--gid", "1000"]  # fsck.erofs skips what only root could unpack
     argv += ["--ro-bind", str(source.path), "/in/source", "--bind", str(out), "/out"]
+    if memory > 0:
+        argv += ["--size", str(memory), "--tmpfs", "/memory"]
     for name, path in boot.items():
         argv += ["--ro-bind", str(path), f"/in/boot/{name}"]
     if source.kind in DISKS:
@@ -154,12 +159,23 @@ def _talk(
             continue
         if kind == "step":
             progress(one_line(str(value)[:200]))
+        elif kind == "amount" and (amount := _amount(value)) is not None:
+            progress(amount)
         elif kind == "refused":
             raise UserError(f"cannot import {source}", str(value)[:500])
         elif kind == "done" and isinstance(value, dict):
             return value
     status = run.wait(timeout=TIME_TO_END_S)
     raise UserError(f"cannot import {source}", f"its reader ended with status {status}: {noise[-300:]}")
+
+
+def _amount(value: object) -> Amount | None:
+    """An amount of bytes of the worker, which may write anything."""
+    match value:
+        case [str(what), int(done), int(total)] if 0 <= done < SIZE_MAX and 0 <= total < SIZE_MAX:
+            return Amount(one_line(what[:40]), done, total)
+        case _:
+            return None
 
 
 def _lines(run: subprocess.Popen[bytes], source: Source, until: float) -> Iterator[bytes]:

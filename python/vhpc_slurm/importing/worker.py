@@ -2,8 +2,9 @@
 """The process that reads what a user imports; it runs in the sandbox, and nobody trusts it.
 
 It reads one JSON object from stdin, finds the source below /in and writes
-``/out/root.erofs``. It writes JSON lines to stdout: ``{"step": TEXT}`` while it works, and at
-the end ``{"refused": TEXT}`` or ``{"done": {...}}``. Standard library only.
+``/out/root.erofs``. It writes JSON lines to stdout: ``{"step": TEXT}`` and
+``{"amount": [TEXT, DONE, TOTAL]}`` (bytes) while it works, and at the end
+``{"refused": TEXT}`` or ``{"done": {...}}``. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vhpc_slurm.importing.source import DISKS
 from vhpc_slurm.importing.taking import check_type, read_container, take
 from vhpc_slurm.importing.tree import RefusedError, folder
 
-SOURCE, BOOT, OUT = Path("/in/source"), Path("/in/boot"), Path("/out")
+SOURCE, BOOT, OUT, MEMORY = Path("/in/source"), Path("/in/boot"), Path("/out"), Path("/memory")
 SWITCH_S = 0.0005
 """With Python's 5 ms, a thread that hashes waits longer for Python's lock than it works."""
 EXPECTED_DIRS = {
@@ -95,11 +96,15 @@ def _step(text: str) -> None:
     _say({"step": text})
 
 
+def _amount(what: str, done: int, total: int) -> None:
+    _say({"amount": [what, done, total]})
+
+
 def _do(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
     if request["kind"] == "offer":
         return describe(source)
     if request["kind"] == ROOT:
-        return {"files": write_listing(source, out, request["max_files"], request["max_bytes"])}
+        return {"files": write_listing(request, source, out, MEMORY, _amount)}
     check_type(request["kind"], source)
     if request.get("only_digest"):
         return {"digest": read_container(request["kind"], source, request["name"]).digest}
