@@ -17,7 +17,7 @@ from vhpc_slurm import files
 from vhpc_slurm.cli import context, doctor, output
 from vhpc_slurm.cli.checks import Level
 from vhpc_slurm.cli.checks.node import LIBVIRT_FOLDER
-from vhpc_slurm.cli.checks.slurm import find_plugin
+from vhpc_slurm.cli.checks.plugstack import find_line, needed
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.devices.setup import SetupStep, State
 from vhpc_slurm.node.host.process import last_lines, run_briefly
@@ -98,8 +98,9 @@ def _plugstack(config: Config, place: Place, *, dry_run: bool) -> Iterator[Setup
     if not conf.is_file():
         return
     path = conf.with_name("plugstack.conf").resolve()
-    kind, what = "plugstack", f"{path}: required vhpc.so"
-    if find_plugin(path, depth=0) is not None:
+    line = " ".join(["required vhpc.so", *(f"{name}={folder}" for name, folder in needed(config).items())])
+    kind, what = "plugstack", f"{path}: {line}"
+    if find_line(path) is not None:
         yield SetupStep(kind, what, State.OK)
     elif dry_run:
         yield SetupStep(kind, what, State.MISSING)
@@ -108,7 +109,7 @@ def _plugstack(config: Config, place: Place, *, dry_run: bool) -> Iterator[Setup
             old = path.read_bytes() if path.exists() else b""
             newline = b"" if not old or old.endswith(b"\n") else b"\n"
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-            files.replace(path, old + newline + b"required vhpc.so\n", mode)
+            files.replace(path, old + newline + f"{line}\n".encode(), mode)
         except OSError as err:
             yield SetupStep(kind, what, State.FAILED, str(err))
         else:
