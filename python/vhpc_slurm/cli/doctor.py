@@ -115,11 +115,23 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.cli.checks import devices, disks, folders, imagestore, nat, network, peers, policy, site
+    from vhpc_slurm.cli.checks import (
+        devices,
+        disks,
+        folders,
+        imagestore,
+        libvirtsockets,
+        nat,
+        network,
+        peers,
+        policy,
+        site,
+    )
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from folders.check(config)
+    yield from libvirtsockets.check()
     yield from checks.check(config, node, root=root)
     yield from disks.check(config, root=root)
     yield imagestore.check(config)

@@ -18,7 +18,9 @@ class Kind(StrEnum):
     UNACKNOWLEDGED = "unacknowledged"
     """An ended generation that left nothing here, and vhpcd has no acknowledgement."""
     LIBVIRT = "libvirt"
-    """libvirt does not answer."""
+    """libvirt does not run, or has not answered for some minutes."""
+    LIBVIRT_BUSY = "libvirt-busy"
+    """libvirt did not answer; perhaps it has too many clients at the moment."""
     ORPHAN_DOMAIN = "orphan-domain"
     ORPHAN_PROCESS = "orphan-process"
     ORPHAN_UID = "orphan-uid"
@@ -48,8 +50,8 @@ class Kind(StrEnum):
     """Acknowledgements that have not reached vhpcd."""
 
 
-NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEFT_NODE})
-"""Kinds that say nothing against the node itself: it stays in service when their repair fails."""
+NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEFT_NODE, Kind.LIBVIRT_BUSY})
+"""Kinds that say nothing against the node itself, or not yet: it stays in service when their repair fails."""
 
 
 class NodeFinding(Record, frozen=True):
