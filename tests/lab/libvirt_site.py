@@ -23,7 +23,7 @@ from pathlib import Path
 
 UNITS = ("libvirtd.socket", "libvirtd-ro.socket", "libvirtd-admin.socket")
 ALICE = "2001"
-# libvirtd takes 20 clients that have not authenticated, and 5,000 in all
+# libvirtd takes 20 clients that have not authenticated, and 5,000 in all; others wait, about 1,000
 IDLE = {"libvirt-sock": 60, "libvirt-sock-ro": 5100}
 CONNECT_S = 20.0
 START_S = 120.0

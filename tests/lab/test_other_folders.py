@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose state and run folders are not the usual ones: jobs run, and a health check finishes what waits."""
+"""A node with other state and run folders than usual: jobs run, and a health check finishes what waits."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def finding(lab: Lab, check: str) -> str:
     return next(str(one["level"]) for one in found if one["check"] == check)
 
 
+def waiting(lab: Lab) -> int:
+    """How many acknowledgements wait on the node."""
+    return len(lab.run(NODE, "ls", f"{STATE}/outbox", check=False).out.split())
+
+
 def test_jobs_and_health_checks_use_other_folders(lab: Lab, moved: str) -> None:
     assert finding(lab, "slurm.plugstack") == "error", "the plugin looks into the usual run folder"
     lab.run(NODE, "sed", "-i", f"s|^required vhpc.so.*|required vhpc.so run_dir={RUN}|", moved)
@@ -50,9 +55,9 @@ def test_jobs_and_health_checks_use_other_folders(lab: Lab, moved: str) -> None:
     lab.service("ctl", "stop", "vhpcd")
     try:
         assert job.wait() == "COMPLETED"
-        until(lambda: lab.run(NODE, "ls", f"{STATE}/outbox", check=False).out.split(), "the acknowledgement")
+        until(lambda: waiting(lab) == 1, "the acknowledgement")
     finally:
         lab.service("ctl", "start", "vhpcd")
     lab.run(NODE, "/usr/libexec/vhpc/healthcheck")
-    until(lambda: not lab.run(NODE, "ls", f"{STATE}/outbox").out.split(), "vhpcd to have it")
+    until(lambda: waiting(lab) == 0, "vhpcd to have it")
     assert job.output() == f"{NODE}\n"
