@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start that fails: the user's line is the last one, but for what srun itself says of every failure."""
+"""A start that fails: the user's line is the only one, but for what srun itself says of every failure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ pytestmark = pytest.mark.lab
 
 UNKNOWN = "--vhpc-image=no-such-image"
 OURS = re.compile(r"vhpc: image no-such-image:latest is unknown .*vhpc image ls")
-# Lines of srun and salloc on the user's side of each job or step that fails, with guests and without.
+# Lines of srun and salloc, as of each job that fails, with guests and without.
 CLIENTS = re.compile(
     r"srun: error: n\d: tasks? [\d,-]+: Exited with exit code 1"
-    r"|(srun|salloc): .*([Gg]ranted|Relinquishing|queued|allocated|are ready).*"
-    r"|srun: (launch/slurm: .*: )?(Terminating|StepId=|Job step).*"
+    r"|salloc: (?!error).*"
+    r"|srun: job \d+ (queued and waiting for|has been allocated) resources"
 )
 
 
