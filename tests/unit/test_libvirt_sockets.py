@@ -91,6 +91,15 @@ def test_sockets_that_systemd_opens_again_are_reported(host: Place) -> None:
     assert doctor(host) == (Level.WARN, "vhpc setup node")
 
 
+def test_units_do_not_count_where_systemd_does_not_run(host: Place) -> None:
+    for path in (host.root / "run/libvirt").iterdir():
+        path.chmod(0o600)
+    host.systemd.rmdir()
+    assert doctor(host) == (Level.OK, "")
+    (host.root / "run/libvirt/libvirt-sock-ro").chmod(0o777)
+    assert doctor(host)[1].startswith("libvirtd.conf: unix_sock_ro_perms")
+
+
 def test_modes_that_a_site_has_closed_stay(host: Place) -> None:
     for name in OPEN:
         folder = host.root / f"etc/systemd/system/{name}.d"
