@@ -42,13 +42,15 @@ struct task {
 };
 
 /*
- * Print the reason, once per node and step, and make sure that the task does not run: if
- * plugstack.conf calls the plugin "optional", Slurm ignores the failure and executes the task.
+ * Print the reason, once per node and step, and end the task's process as Slurm does when this
+ * callback fails: by _exit(1), before execve().  A failure that is returned would have slurmstepd
+ * print two more lines into the user's stderr after ours; with a plugin that plugstack.conf calls
+ * "optional" Slurm would ignore it and execute the task outside of the guest.
  */
-__attribute__((format(printf, 2, 3))) static int deny(spank_t spank, const char *format, ...)
+__attribute__((format(printf, 2, 3), noreturn)) static void deny(spank_t spank, const char *format,
+                                                                 ...)
 {
     char line[LINE_SIZE];
-    const char *why = NULL;
     int task = 0;
     va_list words;
 
@@ -58,13 +60,7 @@ __attribute__((format(printf, 2, 3))) static int deny(spank_t spank, const char 
         va_end(words);
         dprintf(STDERR_FILENO, "vhpc: %s\n", line);
     }
-    /*
-     * This is the task's own process and not slurmstepd, and _exit() is what Slurm itself does on a
-     * failure that it does not ignore.
-     */
-    if (!vhpc_argv_wrap(spank, "/bin/false", &why))
-        _exit(EXIT_FAILURE);
-    return -1;
+    _exit(EXIT_FAILURE);
 }
 
 /* A number from the task's environment; false if it is absent or not a number. */
@@ -133,66 +129,63 @@ static bool is_script_like(const struct task *task)
     return task->step == SLURM_BATCH_SCRIPT || task->step == SLURM_INTERACTIVE_STEP;
 }
 
-static int deny_absent(spank_t spank, const struct task *task)
+__attribute__((noreturn)) static void deny_absent(spank_t spank, const struct task *task)
 {
     char shown[VHPC_SHOWN_SIZE];
 
     if (task->image != NULL && task->generation[0] == '\0' && !is_script_like(task))
-        return deny(spank,
-                    "this step asks for the image %s, but job %u has no guests on %s; give "
-                    "--vhpc-image to the command that creates the job; if it was given there, tell "
-                    "the site's support that the vhpc Prolog did not run on this node",
-                    vhpc_text_shown(task->image, shown, sizeof shown), task->job, task->node);
-    return deny(
-        spank,
-        "job %u asked for guests, but none were started on %s; tell the site's support that "
-        "the vhpc Prolog did not run there",
-        task->job, task->node);
+        deny(spank,
+             "this step asks for the image %s, but job %u has no guests on %s; give "
+             "--vhpc-image to the command that creates the job; if it was given there, tell "
+             "the site's support that the vhpc Prolog did not run on this node",
+             vhpc_text_shown(task->image, shown, sizeof shown), task->job, task->node);
+    deny(spank,
+         "job %u asked for guests, but none were started on %s; tell the site's support that "
+         "the vhpc Prolog did not run there",
+         task->job, task->node);
 }
 
 /*
- * 0 if the guests run the step's own --vhpc-image, or the step has none.  The srun that creates a
- * job passes on what the user typed: the image of a source was made before the job was created, and
- * it is the job's.
+ * Deny the task unless the guests run the step's own --vhpc-image, or the step has none.  The srun
+ * that creates a job passes on what the user typed: the image of a source was made before the job
+ * was created, and it is the job's.
  */
-static int check_image(spank_t spank, const struct task *task, const struct vhpc_state *state)
+static void check_image(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     struct vhpc_values asked = {0};
     char shown[VHPC_SHOWN_SIZE];
     char why[VHPC_WHY_SIZE];
 
     if (task->image == NULL)
-        return 0;
+        return;
     if (!vhpc_values_set(&asked, VHPC_IMAGE, "--vhpc-image", task->image, why, sizeof why))
-        return deny(spank, "%s", why);
+        deny(spank, "%s", why);
     if (vhpc_is_source(asked.text[VHPC_IMAGE]) || strcmp(asked.text[VHPC_IMAGE], state->image) == 0)
-        return 0;
-    return deny(spank,
-                "this step asks for the image %s, but the guests of job %u run %s; drop "
-                "--vhpc-image from the step or submit a job of its own",
-                asked.text[VHPC_IMAGE], task->job,
-                vhpc_text_shown(state->image, shown, sizeof shown));
+        return;
+    deny(spank,
+         "this step asks for the image %s, but the guests of job %u run %s; drop "
+         "--vhpc-image from the step or submit a job of its own",
+         asked.text[VHPC_IMAGE], task->job, vhpc_text_shown(state->image, shown, sizeof shown));
 }
 
-/* 0 if the guest on this node belongs to this run of this job and is ready. */
-static int check(spank_t spank, const struct task *task, const struct vhpc_state *state)
+/* Deny the task unless the guest on this node belongs to this run of this job and is ready. */
+static void check(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     bool stale = state->job != task->job ||
                  (task->restart_known && state->restart != task->restart) ||
                  (task->generation[0] != '\0' && strcmp(task->generation, state->generation) != 0);
 
     if (stale)
-        return deny(
-            spank,
-            "the guest on %s belongs to generation %s and not to this run of job %u; tell the "
-            "site's support",
-            task->node, state->generation, task->job);
+        deny(spank,
+             "the guest on %s belongs to generation %s and not to this run of job %u; tell the "
+             "site's support",
+             task->node, state->generation, task->job);
     if (state->status == VHPC_FAILED)
-        return deny(spank, "%s", state->message);
+        deny(spank, "%s", state->message);
     if (state->status != VHPC_READY)
-        return deny(spank, "the guest of job %u on %s is not ready; tell the site's support",
-                    task->job, task->node);
-    return check_image(spank, task, state);
+        deny(spank, "the guest of job %u on %s is not ready; tell the site's support", task->job,
+             task->node);
+    check_image(spank, task, state);
 }
 
 /* All or nothing: variables of the user must not control vhpc-run. */
@@ -274,29 +267,27 @@ static void warn(spank_t spank, const struct task *task, const struct vhpc_state
     dprintf(STDERR_FILENO, "vhpc: %s\n", state->warning);
 }
 
-static int enter_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
+static void enter_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
 {
     static char path[VHPC_DIR_SIZE + sizeof "/vhpc-run"]; /* lives until execve() */
     bool runs_in_guest = !(state->batch_on_host && is_script_like(task));
     const char *why = NULL;
 
     if (runs_in_guest && !find_guest(spank, task, state))
-        return deny(spank,
-                    "%s: couldn't tell which guest this task runs in; tell the site's support",
-                    task->node);
+        deny(spank, "%s: couldn't tell which guest this task runs in; tell the site's support",
+             task->node);
     if (!set_environment(spank, task, state, runs_in_guest))
-        return deny(spank, "couldn't set the environment of the task");
+        deny(spank, "couldn't set the environment of the task");
     warn(spank, task, state);
     if (!runs_in_guest)
-        return 0;
+        return;
     if (!vhpc_renumber_gpus(spank, task->gpus, state))
-        return deny(spank, "couldn't set the environment of the task");
+        deny(spank, "couldn't set the environment of the task");
     snprintf(path, sizeof path, "%s/vhpc-run", vhpc_plugin.args.libexec);
     if (access(path, X_OK) != 0)
-        return deny(spank, "%s: %s cannot be executed; tell the site's support", task->node, path);
+        deny(spank, "%s: %s cannot be executed; tell the site's support", task->node, path);
     if (!vhpc_argv_wrap(spank, path, &why))
-        return deny(spank, "%s", why);
-    return 0;
+        deny(spank, "%s", why);
 }
 
 int vhpc_remote_task_init(spank_t spank)
@@ -304,24 +295,23 @@ int vhpc_remote_task_init(spank_t spank)
     struct vhpc_state state;
     struct task task;
     char why[PATH_MAX + VHPC_WHY_SIZE];
-    int result;
 
     if (!read_task(spank, &task))
         return 0; /* without a job id this cannot be a job with guests */
     switch (vhpc_state_read(&state, vhpc_plugin.args.run_dir, task.job, ROOT, why, sizeof why)) {
     case VHPC_STATE_ABSENT:
-        return task.asked ? deny_absent(spank, &task) : 0;
+        if (task.asked)
+            deny_absent(spank, &task);
+        return 0;
     case VHPC_STATE_BAD:
-        return deny(spank, "%s: %s; tell the site's support", task.node, why);
+        deny(spank, "%s: %s; tell the site's support", task.node, why);
     case VHPC_STATE_OK:
         break;
     }
     if (vhpc_plugin.args.wrong[0] != '\0')
-        result = deny(spank, "%s: %s", task.node, vhpc_plugin.args.wrong);
-    else
-        result = check(spank, &task, &state);
-    if (result == 0)
-        result = enter_guest(spank, &task, &state);
+        deny(spank, "%s: %s", task.node, vhpc_plugin.args.wrong);
+    check(spank, &task, &state);
+    enter_guest(spank, &task, &state);
     vhpc_state_free(&state);
-    return result;
+    return 0;
 }

@@ -19,11 +19,16 @@ from vmimages.rootfs import Base
 
 VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:[-+~][\w.]+)?\b", re.ASCII)
 SOURCE_TREE = Path(__file__).resolve().parent.parent
-# Paths in the build folder, then installed paths.
-PLACES = {
-    "vhpc-init": (SOURCE_TREE / "build/guest/init/vhpc-init", Path("/usr/libexec/vhpc/vhpc-init")),
-    "vhpc-agent": (SOURCE_TREE / "build/guest/vhpc-agent", Path("/usr/libexec/vhpc/vhpc-agent")),
-}
+INSTALLED = Path("/usr/libexec/vhpc")
+# From the top of a build folder of CMake.
+BUILT = {"vhpc-init": "guest/init/vhpc-init", "vhpc-agent": "guest/vhpc-agent"}
+# Build folders of this checkout: the usual one, and that of `make demo` and of the lab.
+BUILD_FOLDERS = ("build", "build/lab/programs")
+
+
+def places(name: str) -> tuple[Path, ...]:
+    """Where the program may be: built in this checkout, then installed."""
+    return (*(SOURCE_TREE / folder / BUILT[name] for folder in BUILD_FOLDERS), INSTALLED / name)
 
 
 def program(name: str, given: Path | None) -> Path:
@@ -32,11 +37,9 @@ def program(name: str, given: Path | None) -> Path:
     Raises:
         BuildError: it does not exist, or is not a static x86-64 program.
     """
-    path = given or next((place for place in PLACES[name] if place.exists()), None)
-    option = "--" + name.removeprefix("vhpc-")
+    path = given or next((place for place in places(name) if place.exists()), None)
     if path is None:
-        places = ", ".join(str(place) for place in PLACES[name])
-        raise BuildError(f"{name} is not built", f"searched {places}", f"run make, or pass it with {option}")
+        raise BuildError(f"{name} is not built", f"searched {', '.join(map(str, places(name)))}", _how(name))
     path = path.absolute()  # a name without a folder would be searched in PATH
     try:
         elf.check_static(path.read_bytes())
@@ -47,6 +50,15 @@ def program(name: str, given: Path | None) -> Path:
     if not os.access(path, os.X_OK):
         raise BuildError(f"{path} is not executable")
     return path
+
+
+def _how(name: str) -> str:
+    """The command that builds a program, or installs it where there are no sources."""
+    option = "--" + name.removeprefix("vhpc-")
+    if not (SOURCE_TREE / "CMakeLists.txt").exists():
+        return f"install vhpc-image-tools, or name the program with {option}"
+    build = f"cmake -S {SOURCE_TREE} -B {SOURCE_TREE}/build -DVHPC_SPANK=OFF -DBUILD_TESTING=OFF"
+    return f"run: {build} && cmake --build {SOURCE_TREE}/build; or name the program with {option}"
 
 
 def version(path: Path) -> str:

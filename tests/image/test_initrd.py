@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from vmimages import initrd as builder
 from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.initrd import initrd, program, version
@@ -180,6 +181,38 @@ def test_a_dynamic_program_is_refused(tmp_path: Path) -> None:
         program("vhpc-agent", script)
     with pytest.raises(BuildError, match="cannot read vhpc-init"):
         program("vhpc-init", tmp_path / "absent")
+
+
+def test_programs_that_make_demo_has_built_are_found(
+    standin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "SOURCE_TREE", tmp_path)
+    monkeypatch.setattr(builder, "INSTALLED", tmp_path / "none")
+    # where scripts/publish-image, which `make demo` runs, has CMake put them
+    for place in ("build/lab/programs/guest/vhpc-agent", "build/lab/programs/guest/init/vhpc-init"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(standin, tmp_path / place)
+        assert program(Path(place).name, None) == tmp_path / place
+
+
+def test_the_message_has_a_command_that_builds_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "SOURCE_TREE", tmp_path)
+    monkeypatch.setattr(builder, "INSTALLED", tmp_path / "none")
+    with pytest.raises(BuildError, match=r"install vhpc-image-tools, or .* --init"):
+        program("vhpc-init", None)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\nproject(x LANGUAGES NONE)\n"
+        "file(WRITE ${CMAKE_BINARY_DIR}/guest/init/vhpc-init built)\n"
+    )
+    with pytest.raises(BuildError) as refused:
+        program("vhpc-init", None)
+    need("cmake")
+    command = refused.value.hint.removeprefix("run: ").partition(";")[0]
+    subprocess.run(["sh", "-c", command], check=True, capture_output=True, timeout=60)
+    with pytest.raises(BuildError, match=f"{tmp_path}/build/guest/init/vhpc-init cannot be vhpc-init"):
+        program("vhpc-init", None)
 
 
 def test_truncated_elf_files_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from doctor_rig import DATA, executable, levels, one, settings
 
 import vhpc_slurm.slurm
-from vhpc_slurm.cli.checks import CheckResult, Level, boottime, services, slurm
+from vhpc_slurm.cli.checks import Level, boottime, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Devices, Guests, Paths, Placement
 from vhpc_slurm.config.controller import Controller
@@ -336,65 +336,3 @@ def test_hooks_that_cannot_be_run_are_errors(tmp_path: Path) -> None:
         ("hooks.epilog", "error"),
         ("hooks.healthcheck", "error"),
     ]
-
-
-# --- plugstack ---------------------------------------------------------------
-
-
-def plugstack(tmp_path: Path, text: str, *, installed: bool = True, submits: bool = True) -> CheckResult:
-    (tmp_path / "plugstack.conf").write_text(text)
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    if installed:
-        (folder / "vhpc.so").write_bytes(b"")
-    return slurm.plugstack(
-        SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n"),
-        submits=submits,
-    )
-
-
-def test_a_required_plugin_that_is_there_is_all_right(tmp_path: Path) -> None:
-    assert plugstack(tmp_path, "# ours\nrequired vhpc.so default_image=x\n").level is Level.OK
-
-
-def test_a_plugin_is_found_through_includes(tmp_path: Path) -> None:
-    (tmp_path / "plugstack.conf.d").mkdir()
-    (tmp_path / "plugstack.conf.d" / "vhpc.conf").write_text("required vhpc.so\n")
-    assert plugstack(tmp_path, f"include {tmp_path}/plugstack.conf.d/*.conf\n").level is Level.OK
-
-
-def test_plugstack_is_beside_the_hosts_own_slurm_conf(tmp_path: Path) -> None:
-    own = tmp_path / "opt/plugstack.conf"
-    own.parent.mkdir()
-    own.write_text("required vhpc.so\n")
-    (tmp_path / "vhpc.so").write_bytes(b"")
-    text = "SLURM_CONF = /etc/slurm/slurm.conf\nPlugStackConfig = {}\nPluginDir = {}\n"
-    default = SlurmSettings.parse(text.format("/etc/slurm/plugstack.conf", tmp_path))
-    assert slurm.plugstack(default, f"{own.parent}/slurm.conf").level is Level.OK
-    elsewhere = SlurmSettings.parse(text.format(f"{tmp_path}/other.conf", tmp_path))
-    assert slurm.plugstack(elsewhere, f"{own.parent}/slurm.conf").level is Level.ERROR
-
-
-def test_a_plugstack_that_includes_itself_ends(tmp_path: Path) -> None:
-    assert plugstack(tmp_path, "include plugstack.conf\n").level is Level.ERROR
-
-
-def test_a_missing_plugin_is_an_error_unless_optional(tmp_path: Path) -> None:
-    for name, text, installed, level in (
-        ("a", "optional vhpc.so\n", True, Level.WARN),
-        ("b", "required vhpc.so\n", False, Level.ERROR),
-        ("c", "required pyxis.so\n# required vhpc.so\n", True, Level.ERROR),
-    ):
-        (tmp_path / name).mkdir()
-        assert plugstack(tmp_path / name, text, installed=installed).level is level
-
-
-def test_a_host_of_slurmctld_only_needs_no_plugin(tmp_path: Path) -> None:
-    for name, text, installed, level in (
-        ("a", "# nothing\n", False, Level.OK),
-        # of a configless controller, whose own srun would not start
-        ("b", "required vhpc.so\n", False, Level.ERROR),
-        ("c", "required vhpc.so\n", True, Level.OK),
-    ):
-        (tmp_path / name).mkdir()
-        assert plugstack(tmp_path / name, text, installed=installed, submits=False).level is level

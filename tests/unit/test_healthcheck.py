@@ -18,7 +18,14 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit, run
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
-NO_FAULT_OF_THE_NODE = {"controller", "outbox", "refused-acknowledgement", "lost-start", "left-node"}
+NO_FAULT_OF_THE_NODE = {
+    "controller",
+    "outbox",
+    "refused-acknowledgement",
+    "lost-start",
+    "left-node",
+    "libvirt-busy",
+}
 
 
 @pytest.fixture

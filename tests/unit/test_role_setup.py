@@ -7,6 +7,7 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vhpc_slurm.cli import context
@@ -67,6 +68,11 @@ def config(tmp_path: Path, host: Place, monkeypatch: pytest.MonkeyPatch) -> Conf
     )
 
 
+def line(config: Config) -> str:
+    """The line of plugstack.conf, with the folder that is not the usual one."""
+    return f"required vhpc.so libexec={config.paths.libexec}\n"
+
+
 def states(config: Config, role: Role, host: Place, *, dry_run: bool = False) -> dict[str, State]:
     return {step.kind: step.state for step in steps(config, role, dry_run=dry_run, place=host)}
 
@@ -74,11 +80,11 @@ def states(config: Config, role: Role, host: Place, *, dry_run: bool = False) ->
 def test_a_node_is_set_up_once(config: Config, host: Place) -> None:
     kinds = ("plugstack", "sbcast link", "libvirt", "unit")
     assert states(config, Role.NODE, host) == dict.fromkeys(kinds, State.DONE)
-    assert (host.slurm / "plugstack.conf").read_text() == "required vhpc.so\n"
+    assert (host.slurm / "plugstack.conf").read_text() == line(config)
     assert host.sbcast.resolve() == Path(config.paths.libexec) / "vhpc-sbcast"
     assert stat.S_IMODE(host.libvirt.stat().st_mode) == 0o751
     assert states(config, Role.NODE, host) == dict.fromkeys(kinds, State.OK)
-    assert (host.slurm / "plugstack.conf").read_text() == "required vhpc.so\n"
+    assert (host.slurm / "plugstack.conf").read_text() == line(config)
 
 
 def test_a_dry_run_changes_nothing(config: Config, host: Place) -> None:
@@ -107,7 +113,7 @@ def test_the_conf_of_a_slurm_in_opt_is_asked_of_slurm(config: Config, host: Plac
     scontrol = Path(config.controller.slurm_bin) / "scontrol"
     program(scontrol, f"#!/bin/sh\n[ \"$*\" = 'show config' ] && echo 'SLURM_CONF = {tmp_path}/slurm.conf'\n")
     assert states(config, Role.LOGIN, host)["plugstack"] is State.DONE
-    assert (tmp_path / "plugstack.conf").read_text() == "required vhpc.so\n"
+    assert (tmp_path / "plugstack.conf").read_text() == line(config)
 
 
 def test_lines_of_other_plugins_stay(config: Config, host: Place) -> None:
@@ -115,8 +121,14 @@ def test_lines_of_other_plugins_stay(config: Config, host: Place) -> None:
     conf.write_text("optional pyxis.so")
     conf.chmod(0o640)
     states(config, Role.LOGIN, host)
-    assert conf.read_text() == "optional pyxis.so\nrequired vhpc.so\n"
+    assert conf.read_text() == "optional pyxis.so\n" + line(config)
     assert stat.S_IMODE(conf.stat().st_mode) == 0o640
+
+
+def test_plugin_is_told_the_run_folder_of_vhpc_toml(config: Config, host: Place) -> None:
+    moved = msgspec.structs.replace(config, paths=Paths(run="/run/site/vhpc"))
+    states(moved, Role.NODE, host)
+    assert (host.slurm / "plugstack.conf").read_text() == "required vhpc.so run_dir=/run/site/vhpc\n"
 
 
 def test_what_a_site_has_set_is_not_replaced(config: Config, host: Place) -> None:

@@ -17,6 +17,7 @@ from vhpc_slurm.cli.checks import (
     images,
     leasedatabase,
     ok,
+    plugstack,
     policy,
     services,
     slurm,
@@ -79,7 +80,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
         yield from slurm.partitions(partitions)
         submits = is_node or not is_controller
-        yield slurm.plugstack(settings, named_conf(config), submits=submits)
+        yield plugstack.check(settings, config, named_conf(config), submits=submits, is_node=is_node)
         if is_node and root:
             yield boottime.message_timeout(
                 settings.seconds("MessageTimeout") or 10, boottime.longest_boot_s(Layout(config))
@@ -114,10 +115,23 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.cli.checks import devices, disks, imagestore, nat, network, peers, policy, site
+    from vhpc_slurm.cli.checks import (
+        devices,
+        disks,
+        folders,
+        imagestore,
+        libvirtsockets,
+        nat,
+        network,
+        peers,
+        policy,
+        site,
+    )
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
+    yield from folders.check(config)
+    yield from libvirtsockets.check()
     yield from checks.check(config, node, root=root)
     yield from disks.check(config, root=root)
     yield imagestore.check(config)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from vhpc_slurm import files
 from vhpc_slurm.cli import context, doctor, output
-from vhpc_slurm.cli.checks import Level
+from vhpc_slurm.cli.checks import Level, libvirtsockets
 from vhpc_slurm.cli.checks.node import LIBVIRT_FOLDER
-from vhpc_slurm.cli.checks.slurm import find_plugin
+from vhpc_slurm.cli.checks.plugstack import find_line, needed
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.devices.setup import SetupStep, State
 from vhpc_slurm.node.host.process import last_lines, run_briefly
@@ -42,6 +42,7 @@ class Place:
     """Where the host's files are; tests have others."""
 
     libvirt: Path = LIBVIRT_FOLDER
+    root: Path = Path("/")
     sbcast: Path = USERS_SBCAST
     slurm: Path = Path("/etc/slurm")
     systemd: Path = Path("/run/systemd/system")
@@ -81,6 +82,7 @@ def steps(config: Config, role: Role, *, dry_run: bool, place: Place | None = No
         yield from _sbcast(config, place, dry_run=dry_run)
     if role is Role.NODE:
         yield from _libvirt_folder(place, dry_run=dry_run)
+        yield from _libvirt_sockets(place, dry_run=dry_run)
         if (
             config.devices.virtual_functions
             or config.host.hugepages
@@ -98,8 +100,9 @@ def _plugstack(config: Config, place: Place, *, dry_run: bool) -> Iterator[Setup
     if not conf.is_file():
         return
     path = conf.with_name("plugstack.conf").resolve()
-    kind, what = "plugstack", f"{path}: required vhpc.so"
-    if find_plugin(path, depth=0) is not None:
+    line = " ".join(["required vhpc.so", *(f"{name}={folder}" for name, folder in needed(config).items())])
+    kind, what = "plugstack", f"{path}: {line}"
+    if find_line(path) is not None:
         yield SetupStep(kind, what, State.OK)
     elif dry_run:
         yield SetupStep(kind, what, State.MISSING)
@@ -108,7 +111,7 @@ def _plugstack(config: Config, place: Place, *, dry_run: bool) -> Iterator[Setup
             old = path.read_bytes() if path.exists() else b""
             newline = b"" if not old or old.endswith(b"\n") else b"\n"
             mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-            files.replace(path, old + newline + b"required vhpc.so\n", mode)
+            files.replace(path, old + newline + f"{line}\n".encode(), mode)
         except OSError as err:
             yield SetupStep(kind, what, State.FAILED, str(err))
         else:
@@ -154,6 +157,38 @@ def _libvirt_folder(place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
         return
     add = ("--update", "--add", _OWNER, _OWNER, _MODE, str(place.libvirt))
     error = _failure((place.statoverride, *add))
+    yield SetupStep(kind, what, State.FAILED if error else State.DONE, error)
+
+
+def _libvirt_sockets(place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
+    """Users of jobs cannot connect to libvirt: at once, and when systemd makes the sockets again."""
+    if not place.systemd.is_dir():
+        return  # libvirtd.conf has the modes, and is the site's: vhpc doctor says what to do
+    kind, found = "libvirt sockets", libvirtsockets.units(place.root)
+    to_close = [unit for unit in found if unit.is_open]
+    sockets = libvirtsockets.open_sockets(place.root) if found else []
+    if not found:
+        return
+    what = f"users cannot connect to libvirt ({', '.join(unit.name for unit in to_close or found)})"
+    if not to_close and not sockets:
+        yield SetupStep(kind, what, State.OK)
+        return
+    if dry_run:
+        yield SetupStep(kind, what, State.MISSING)
+        return
+    try:
+        for unit in to_close:
+            unit.drop_in.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            files.replace(unit.drop_in, libvirtsockets.DROP_IN.encode(), 0o644)
+        # systemd gives a socket its mode when it makes it, which a running daemon does not allow
+        for path in sockets:
+            path.chmod(libvirtsockets.CLOSED_MODE)
+    except OSError as err:
+        yield SetupStep(kind, what, State.FAILED, str(err))
+        return
+    error = _failure((place.systemctl, "daemon-reload")) if to_close else ""
+    if not error and any(unit.is_open for unit in libvirtsockets.units(place.root)):
+        error = "a drop-in of the site's with a later name opens a socket again"
     yield SetupStep(kind, what, State.FAILED if error else State.DONE, error)
 
 

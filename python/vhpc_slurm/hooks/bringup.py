@@ -21,7 +21,7 @@ from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment, quarantine
-from vhpc_slurm.node.guest import console, libvirtd, refusal, shares
+from vhpc_slurm.node.guest import busy, console, libvirtd, refusal, shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.journal import Journal, Stopped
@@ -127,6 +127,12 @@ def _bring_up(job: _Job, began: float) -> None:
     except FabricError as err:
         _try_again(job, err)
         return
+    except libvirtd.BusyError as err:
+        if busy.persists(job.layout, err):
+            teardown.tear_down(job.layout, job.journal, job.recorder)
+            raise
+        _try_again(job, FabricError(err.what, err.why, err.hint))
+        return
     except OSError as err:
         if not files.is_full(err):
             raise
@@ -160,6 +166,7 @@ def _boot(job: _Job) -> NodePlan:
         common.log.warning("%s", line)
         job.told.say(line)
     with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        busy.forget(job.layout)
         work = Boot(
             job.layout, lease, lease.image, plan, host, job.journal, job.recorder, account, hypervisor
         )

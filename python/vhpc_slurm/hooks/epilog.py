@@ -16,7 +16,7 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
-from vhpc_slurm.node.guest import console
+from vhpc_slurm.node.guest import busy, console
 from vhpc_slurm.node.host import accounts
 from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.layout import Layout
@@ -95,7 +95,8 @@ def _alarm(layout: Layout, generation: Generation) -> str:
     """The alarm that its Prolog left for operators; usually empty."""
     state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
-    return ALARM + state["alarm"] if ours and "alarm" in state else ""
+    text = state["alarm"] if ours and "alarm" in state else busy.alarm(layout)
+    return ALARM + text if text else ""
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:

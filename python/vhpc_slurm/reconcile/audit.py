@@ -18,7 +18,7 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, setup
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
-from vhpc_slurm.node.guest import libvirtd
+from vhpc_slurm.node.guest import busy, libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
 from vhpc_slurm.node.store import disks, joblock, journal, kinds, outbox, pins, reservations, uids, usage
 from vhpc_slurm.node.store.layout import Layout
@@ -173,6 +173,11 @@ def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
     try:
         with libvirtd.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             names = hypervisor.names()
+        busy.forget(layout)
+    except libvirtd.BusyError as err:
+        kind = Kind.LIBVIRT if busy.persists(layout, err) else Kind.LIBVIRT_BUSY
+        yield NodeFinding(kind, err.line(), partial(_raise, err))
+        return
     except VhpcError as err:
         line = err.line()
         yield NodeFinding(Kind.LIBVIRT, line, partial(_raise, err))

@@ -18,7 +18,9 @@ class Kind(StrEnum):
     UNACKNOWLEDGED = "unacknowledged"
     """An ended generation that left nothing here, and vhpcd has no acknowledgement."""
     LIBVIRT = "libvirt"
-    """libvirt does not answer."""
+    """libvirt does not run, or has not answered for some minutes."""
+    LIBVIRT_BUSY = "libvirt-busy"
+    """libvirt did not answer; perhaps it has too many clients at the moment."""
     ORPHAN_DOMAIN = "orphan-domain"
     ORPHAN_PROCESS = "orphan-process"
     ORPHAN_UID = "orphan-uid"
@@ -51,9 +53,16 @@ class Kind(StrEnum):
 
 
 NEVER_DRAIN = frozenset(
-    {Kind.CONTROLLER, Kind.OUTBOX, Kind.REFUSED_ACKNOWLEDGEMENT, Kind.LOST_START, Kind.LEFT_NODE}
+    {
+        Kind.CONTROLLER,
+        Kind.OUTBOX,
+        Kind.REFUSED_ACKNOWLEDGEMENT,
+        Kind.LOST_START,
+        Kind.LEFT_NODE,
+        Kind.LIBVIRT_BUSY,
+    }
 )
-"""Kinds that say nothing against the node itself: it stays in service when their repair fails."""
+"""Kinds that say nothing against the node itself, or not yet: it stays in service when their repair fails."""
 
 
 class NodeFinding(Record, frozen=True):

@@ -25,7 +25,6 @@ BATCH_START_S = 900
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _USERS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - folders of guests
-_PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
 
 
 def check(
@@ -314,64 +313,3 @@ def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckRe
             yield error(name, f"{path} is not executable", f"chmod 755 {path}")
         else:
             yield ok(name, f"{path} is executable")
-
-
-def plugstack(settings: SlurmSettings, named: str = "", *, submits: bool = True) -> CheckResult:
-    """Whether Slurm loads the SPANK plugin of vhpc on this host.
-
-    ``named`` is this host's slurm.conf, where it is another than that of slurmctld.  ``submits`` is false on
-    a host of slurmctld only, which does not load plugins of SPANK: there users need not submit jobs.
-    """
-    name = "slurm.plugstack"
-    conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
-    path = Path(settings.first("PlugStackConfig") or conf.with_name("plugstack.conf"))
-    if named and path == conf.with_name("plugstack.conf"):  # the default: beside slurm.conf
-        path = Path(named).with_name("plugstack.conf")
-    found = find_plugin(path, depth=0)
-    if found is None and not submits:
-        return ok(name, f"{path} does not load vhpc.so: jobs with guests are submitted on other hosts")
-    if found is None:
-        return error(
-            name,
-            f"{path} does not load vhpc.so: Slurm has no option --vhpc-image",
-            f"add to {path}: required vhpc.so",
-        )
-    mode, plugin = found
-    folders = settings.first("PluginDir").split(":")
-    places = [plugin] if plugin.startswith("/") else [f"{folder}/{plugin}" for folder in folders]
-    if not any(Path(place).is_file() for place in places):
-        return error(
-            name,
-            f"{path} loads {plugin}, which does not exist at {' or '.join(places)}: "
-            "sbatch, salloc and srun fail on this host",
-            "install vhpc-spank-plugin, or vhpc.so for this release of Slurm",
-        )
-    if mode != "required":
-        return warn(
-            name,
-            f"{plugin} is optional in {path}: if it fails to load, tasks run outside of their guests",
-            f"required {plugin}",
-        )
-    return ok(name, f"{path} loads {plugin}")
-
-
-def find_plugin(path: Path, depth: int) -> tuple[str, str] | None:
-    """(required or optional, plugin) of the line for vhpc.so; includes are followed, patterns too."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        match = _PLUGIN.match(line)
-        if match is None:
-            continue
-        if match[1] != "include":
-            if Path(match[2]).name == "vhpc.so":
-                return match[1], match[2]
-            continue
-        pattern = match[2] if match[2].startswith("/") else str(path.parent / match[2])
-        for included in sorted(glob.glob(pattern)):  # noqa: PTH207 - as Slurm expands it
-            found = find_plugin(Path(included), depth + 1) if depth < 8 else None
-            if found is not None:
-                return found
-    return None

@@ -13,6 +13,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vhpc_slurm.domain.boot import MACHINE
@@ -22,6 +23,9 @@ from vhpc_slurm.errors import NodeError, TeardownError
 T = TypeVar("T")
 PREFIX = "vhpc-"
 WATCH_S = 0.25
+CONNECT_S = 30.0
+"""Longest wait for a connection; a health check, which Slurm ends after a minute, must still report it."""
+UNIX_SOCKETS = Path("/proc/net/unix")
 ARCH = "x86_64"
 REFUSALS = (
     "VIR_ERR_ARGUMENT_UNSUPPORTED",
@@ -44,6 +48,14 @@ class DomainRefusedError(NodeError):
     """libvirt, or the QEMU that it started, did not take a domain; whether it takes others is not known."""
 
 
+class SilentError(NodeError):
+    """libvirt did not answer in time."""
+
+
+class BusyError(NodeError):
+    """libvirt does not answer, but may later: it has too many clients, or the node too much to do."""
+
+
 class Hypervisor:
     """A connection to the node's libvirt.
 
@@ -52,7 +64,8 @@ class Hypervisor:
         timeout_s: deadline of every call but ``create``.
 
     Raises:
-        NodeError: libvirt does not answer.
+        BusyError: libvirt takes no connection in time.
+        NodeError: libvirt does not run, or refuses the connection.
     """
 
     def __init__(self, uri: str, timeout_s: float) -> None:
@@ -66,7 +79,13 @@ class Hypervisor:
         self._libvirt: Any = libvirt
         self._timeout_s = timeout_s
         libvirt.registerErrorHandler(lambda *_: None, None)
-        self._conn = self._call("connect to libvirt", timeout_s, lambda: libvirt.open(uri))
+        try:
+            self._conn = self._call(
+                "connect to libvirt", min(timeout_s, CONNECT_S), lambda: libvirt.open(uri)
+            )
+        except SilentError as err:
+            hint = "close its sockets to users: vhpc setup node; then restart libvirtd"
+            raise BusyError(err.what, f"{err.why}; {_clients()}", hint) from err
 
     def close(self) -> None:
         """Drop the connection; domains live on."""
@@ -197,7 +216,7 @@ class Hypervisor:
             if watch is not None:
                 watch()
         if thread.is_alive():
-            raise NodeError(
+            raise SilentError(
                 f"cannot {what}", f"libvirt did not answer within {timeout_s:.0f} s", "restart libvirtd"
             )
         if failure:
@@ -209,6 +228,18 @@ class Hypervisor:
                 raise kind(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
             raise err
         return result[0]
+
+
+def _clients() -> str:
+    """How many connections libvirt's sockets have, as far as the kernel tells."""
+    try:
+        lines = UNIX_SOCKETS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "its connections cannot be counted"
+    # the end of libvirt has the path and is connected or waits to be: states 2 and 3 of the kernel
+    paths = [words[7] for line in lines if len(words := line.split()) == 8 and words[5] in ("02", "03")]
+    count = sum("/libvirt/" in path and "-sock" in path for path in paths)
+    return f"its sockets have {count} connections"
 
 
 @contextmanager

@@ -56,6 +56,11 @@ class Layout(Record, frozen=True):
         return self.run / "quarantine-told"
 
     @property
+    def libvirt_busy(self) -> Path:
+        """There is such a file while libvirt does not answer."""
+        return self.run / "libvirt-busy"
+
+    @property
     def blobs(self) -> Path:
         """Files of the site's images on this node, each named by its sha256."""
         return Path(self.config.images.store) / "blobs" / "sha256"
