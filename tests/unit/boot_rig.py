@@ -128,6 +128,7 @@ class StillHelpers:
     shares: list[Share] = field(default_factory=list)
     disturbance: DisturbedError | None = None
     shim_error: NodeError | None = None
+    hung_up: bool = False
     closed: bool = False
 
     def start_daemons(self, wanted: Sequence[Share]) -> None:
@@ -142,6 +143,9 @@ class StillHelpers:
 
     def disturbed(self) -> DisturbedError | None:
         return self.disturbance
+
+    def left_by_guest(self) -> bool:
+        return self.hung_up
 
     def ended(self) -> NodeError | None:
         return None

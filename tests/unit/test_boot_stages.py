@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -301,6 +302,31 @@ def test_a_dead_channel_is_the_nodes_fault_if_the_guest_lives(
     rig.hypervisor.alive = alive
     monkeypatch.setattr(diagnose, "END_S", 0.0)
     with pytest.raises(kind):  # no QEMU has made the socket
+        run(rig)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("alive", "hung_up", "kind"),
+    [(False, False, UserError), (True, True, UserError), (True, False, NodeError)],
+)
+def test_a_guest_that_ends_under_its_shim_fails_the_job(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, alive: bool, hung_up: bool, kind: type[VhpcError]
+) -> None:
+    """Nobody listens any more where the shim did; the guest has minutes left to boot."""
+    rig.hypervisor.alive = alive
+    helpers = StillHelpers(hung_up=hung_up)
+
+    def start_shim(_agent: object) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(Path(rig.work.plan.guests[0].paths.run_dir) / "root.sock"))
+            listener.listen()
+
+    monkeypatch.setattr(helpers, "start_shim", start_shim)
+    monkeypatch.setattr(start, "Helpers", lambda *_: helpers)
+    monkeypatch.setattr(agent, "_connect", lambda _path: None)
+    monkeypatch.setattr(diagnose, "END_S", 0.0)
+    with pytest.raises(kind):
         run(rig)
 
 

@@ -27,6 +27,8 @@ from vhpc_slurm.node.store.layout import Layout
 NOBODY_GID = 65534
 ROOT_SOCKET = "root.sock"
 """The shim's socket that only root can connect to: no user can keep its queue full."""
+SHIM_LEFT = (0, 3)
+"""Exit statuses of a shim whose guest closed the channel, or broke its protocol (guest/shim/shim.h)."""
 LOG_BYTES = 256 * 1024
 """The shim writes the log of all helpers, and the kernel lets it write no more."""
 
@@ -195,6 +197,10 @@ class Helpers(Struct):
             return None
         process.wait_gone(self.shim, 1.0)  # its sockets close before it has ended
         return confine.disturbed("vhpc-shim", [self.shim])
+
+    def left_by_guest(self) -> bool:
+        """Whether the shim has ended because of its guest, which closed the channel or broke its protocol."""
+        return self.shim is not None and process.exit_status(self.shim) in SHIM_LEFT
 
     def ended(self) -> NodeError | None:
         """An error that says so, when a daemon has ended by itself."""
