@@ -22,7 +22,7 @@ from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, MemoryBinding, VcpuPin
+from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, VcpuPin
 from vhpc_slurm.node.guest import capabilities
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
 
@@ -121,7 +121,10 @@ def judge(
 
 
 def smallest(spec: DomainSpec) -> DomainSpec:
-    """The same guest with one vCPU, little memory, and neither devices nor the image's kernel."""
+    """The same guest with nothing that job or image decide: one vCPU, little memory, at most one share.
+
+    What stays is the node's: its QEMU and libvirt, users, files and sockets, and its copy of the root.
+    """
     guest = spec.guest
     pin = guest.pins[0]
     cell = guest.cells[0]
@@ -130,19 +133,17 @@ def smallest(spec: DomainSpec) -> DomainSpec:
         kernel="",
         initrd="",
         cmdline="",
-        guest=replace(
-            guest,
+        disk="",
+        shares=spec.shares[:1],
+        guest=GuestPlan(
+            guest.index,
+            guest.hostname,
             pins=(VcpuPin(0, pin.os_cpu, 0),),
             topology=GuestTopology(1, 1, 1, 1),
             cells=(GuestCell(0, (0,), SMALLEST_MIB, cell.host_cell),),
             memory_mib=SMALLEST_MIB,
-            hugepage_kib=0,
-            memory_binding=MemoryBinding.NONE,
-            devices=(),
-            controllers=(),
-            pcihole64_gib=0,
-            address_bits=0,
-            interface=None,
-            nat=None,
+            emulator_cpus=(pin.os_cpu,),
+            emulator_choice="",
+            paths=guest.paths,
         ),
     )
