@@ -21,6 +21,7 @@ from vhpc_slurm.model import GuestPlan, NodePlan
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start
+from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import channel as guest_channel
 from vhpc_slurm.node.guest import qemulog, refusal
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError
@@ -229,10 +230,47 @@ def test_a_daemon_killed_before_the_hello_names_node_and_image(
 
 def test_a_refused_domain_is_judged(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = refusal.RefusedGuestError("n1", "QEMU: no such machine")
-    monkeypatch.setattr(refusal, "judge", lambda *_: judged)
+    monkeypatch.setattr(refusal, "judge", lambda *_, **__: judged)
     rig.hypervisor.error = DomainRefusedError("libvirt refuses the guest", "no such machine")
     with pytest.raises(refusal.RefusedGuestError, match="QEMU: no such machine"):
         run(rig)
+
+
+def test_a_refused_own_image_is_no_alarm(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user can have it refused at will."""
+    asked: list[bool] = []
+
+    def judge(*_: object, own_image: bool) -> UserError:
+        asked.append(own_image)
+        return UserError("the guest does not start")
+
+    def staged(work: Boot) -> None:
+        work.image = replace(work.image, ref=replace(work.image.ref, own=True))
+
+    monkeypatch.setattr(refusal, "judge", judge)
+    monkeypatch.setattr(start, "make_cgroup", staged)
+    rig.hypervisor.error = DomainRefusedError("libvirt refuses the guest", "no such machine")
+    with pytest.raises(UserError):
+        run(rig)
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("error", [DomainRefusedError("cannot start", "refused"), NodeError("no answer")])
+def test_a_limit_of_the_user_explains_a_failed_start(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, error: NodeError
+) -> None:
+    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
+    rig.hypervisor.error = error
+    with pytest.raises(UserError) as caught:
+        run(rig)
+    assert caught.value is why
+
+
+def test_a_limit_of_the_user_explains_a_silent_guest(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
+    assert fail_at_hello(rig, monkeypatch, alive=False, crash=None) is why
 
 
 # --- a guest that does not come up ------------------------------------------------------

@@ -128,6 +128,14 @@ def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
     )
 
 
+def test_an_own_image_that_is_refused_is_no_alarm() -> None:
+    libvirt: Any = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
+    err = DomainRefusedError("cannot start the guest", "internal error: odd", "see QEMU's log")
+    judged = refusal.judge(libvirt, LARGE, NODE, err, own_image=True)
+    assert type(judged) is UserError
+    assert "check your image" in judged.line()
+
+
 def test_a_node_that_starts_no_guest_is_at_fault() -> None:
     lost = "internal error: process exited while connecting to monitor: qemu: symbol lookup error: libfoo.so"
     with pytest.raises(NodeError, match=r"no guest starts on n1: .*libfoo"):

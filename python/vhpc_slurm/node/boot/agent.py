@@ -46,7 +46,9 @@ def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, G
         channel = GuestChannel.connect(Path(guest.paths.run_dir) / ROOT_SOCKET, CONNECT_S)
     except NodeError as err:
         # a guest that ends takes its channel, its shim and its share daemons with it: not the node's fault
-        if helpers.disturbed() or helpers.left_by_guest() or diagnose.has_ended(work, guest):
+        if error := helpers.disturbed() or helpers.exhausted():
+            raise error from err
+        if helpers.left_by_guest() or diagnose.has_ended(work, guest):
             raise diagnose.boot_failure(work, guest, late=False) from err
         raise
     try:

@@ -90,18 +90,26 @@ def check_vcpus(
 
 
 def judge(
-    hypervisor: Hypervisor, spec: DomainSpec, host: HostInventory, err: DomainRefusedError
-) -> NodeError | RefusedGuestError:
-    """Whose fault it is that a guest was refused.
+    hypervisor: Hypervisor,
+    spec: DomainSpec,
+    host: HostInventory,
+    err: DomainRefusedError,
+    *,
+    own_image: bool = False,
+) -> NodeError | UserError:
+    """Decide whether the job or the node caused the refusal of a guest.
 
     Args:
         hypervisor: libvirt.
         spec: the guest.
         host: this node.
         err: the refusal.
+        own_image: the image is of the user's own catalogue: no operator can repair it, and its user can
+            have it refused at will.
 
     Returns:
-        RefusedGuestError when libvirt and QEMU start another guest, else the node's error.
+        When libvirt and QEMU start another guest: RefusedGuestError, or UserError for an own image.
+        Otherwise the node's error.
     """
     if LACKS.search(err.why):
         return err
@@ -117,7 +125,14 @@ def judge(
     except NodeError as other:
         return NodeError(f"no guest starts on {host.node}", other.why, other.hint)
     said = _QEMU.findall(err.why)
-    return RefusedGuestError(host.node, f"QEMU: {said[-1].strip()}" if said else err.why)
+    cause = f"QEMU: {said[-1].strip()}" if said else err.why
+    if own_image:
+        return UserError(
+            f"the guest of this job does not start on {host.node}",
+            f"libvirt or QEMU refuses it, and starts others there: {cause}",
+            "check your image, its kernel first, or ask for fewer CPUs per node",
+        )
+    return RefusedGuestError(host.node, cause)
 
 
 def smallest(spec: DomainSpec) -> DomainSpec:
