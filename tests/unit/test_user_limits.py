@@ -57,6 +57,10 @@ def say(helpers: Helpers, text: str) -> None:
         ("Maximum number of file descriptors too small: Limit is 6, must be at least 610", "RLIMIT_NOFILE"),
         ('Os { code: 24, kind: Uncategorized, message: "Too many open files" }', "RLIMIT_NOFILE"),
         ("epoll_ctl: No space left on device (os error 28)", "fs.epoll.max_user_watches = "),
+        (
+            'RegisterExitEvent(Os { code: 28, message: "No space left on device" })',
+            "fs.epoll.max_user_watches",
+        ),
         ("failed to spawn thread: Resource temporarily unavailable (os error 11)", "RLIMIT_NPROC"),
     ],
 )

@@ -211,7 +211,7 @@ class Helpers(Struct):
             return None
         alive = {tag for tag, ref in self._daemons.items() if process.alive(ref)}
         ended = [tag for tag in self._logs if tag not in alive]
-        words = " | ".join(filter(None, map(self._said, ended)))
+        words = next(filter(None, map(self._said, ended)), "")  # they all say the same
         limit = userlimits.reached(words, self.account.credentials)
         if not limit:
             return None
