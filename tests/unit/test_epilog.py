@@ -47,7 +47,7 @@ def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytes
 
 def test_a_time_limit_that_ended_the_boot_reaches_vhpcd(ending: Ending) -> None:
     recorder = timeline.Recorder(ending.layout.timeline(GENERATION), GENERATION, "n1")
-    why = "failed: the job's time limit ended the boot of its guests on n1: it took 61 s"
+    why = "failed: the time limit ended the job in the boot of its guests on n1: it took 61 s"
     recorder.note("agent g0", timeline.now(), detail=why)
     assert epilog.run(ending.layout.config) == 0
     assert [ack.note for ack in ending.acknowledged] == [why.replace("failed:", "told:")]

@@ -328,7 +328,7 @@ def test_a_quarantine_left_by_a_crash_drains_the_node(node: Node, monkeypatch: p
 # --- its time limit has ended it --------------------------------------------------------
 
 
-OUT_OF_TIME = "the job's time limit ended the boot of its guests on n1"
+OUT_OF_TIME = "the time limit ended the job in the boot of its guests on n1"
 
 
 def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_end: bool = False) -> None:

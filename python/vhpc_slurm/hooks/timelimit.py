@@ -23,7 +23,7 @@ SHORTEST_S = 45.0
 """No boot that took less has used up a time limit, of which the shortest is a minute."""
 REASON = "TimeLimit"
 """squeue's reason of a job that its time limit has ended (FAIL_TIMEOUT)."""
-_BEGINS = "the job's time limit ended the boot of its guests"
+_BEGINS = "the time limit ended the job in the boot of its guests"
 
 
 def explain(config: Config, env: common.HookEnv, recorder: timeline.Recorder, began: float) -> str:
@@ -46,7 +46,7 @@ def explain(config: Config, env: common.HookEnv, recorder: timeline.Recorder, be
         name = re.sub(r" g0$", "", stage.name)
         where = f", {stage.ended - stage.began:.0f} s of it in the stage {name}"
     took = f"it took {timeline.now() - began:.0f} s{where}"
-    text = f"{_BEGINS} on {env.node}: {took} (ask for more time: --time)"
+    text = f"{_BEGINS} on {env.node}: {took} (ask for a longer --time)"
     if stage is not None:
         recorder.explain(text)
     else:
