@@ -34,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Without this pytest shows the values of a failed assertion only if a test module or a conftest has it.
+pytest.register_assert_rewrite(*sorted({path.stem for path in Path(__file__).parent.rglob("[a-z]*.py")}))
+
 # How long an example takes says more of the machine than of what is tested.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

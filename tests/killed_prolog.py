@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs as root in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
+"""Runs as root in place of Slurm: a lease by hand, and the real Prolog or Epilog with a kill at some write.
 
     killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N] [--network job]
                         [--disk MIB]
@@ -9,6 +9,8 @@
                                    with ``torn`` leaving half of that line behind
     killed_prolog.py N libvirtd    the Prolog, and before its N-th journal write libvirtd is killed; says how
                                    many writes there were
+    killed_prolog.py epilog KIND   the Epilog; it ends as by kill -9 when it has released a resource of this
+                                   kind, before it notes that in the journal
 
 The product knows nothing of this: only the ``files`` that its journal sees is another.
 """
@@ -16,6 +18,7 @@ The product knows nothing of this: only the ``files`` that its journal sees is a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +27,7 @@ from unittest import mock
 
 from vhpc_slurm import config, files
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.hooks import prolog
+from vhpc_slurm.hooks import epilog, prolog
 from vhpc_slurm.model import Allocation, GresAllocation, ImageRef, JobRequest, NodeAllocation
 from vhpc_slurm.node.store import journal
 
@@ -81,10 +84,27 @@ class KillingFiles:
         return getattr(files, name)
 
 
+class ReleasesKill(KillingFiles):
+    """The journal's ``files``: the process is killed when it would note a release of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(0, "")
+        self.kind = kind
+
+    def write(self, fd: int, data: bytes) -> None:
+        record = json.loads(data)
+        if record["event"] == "released" and record["key"].partition(":")[0] == self.kind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        files.write(fd, data)
+
+
 if sys.argv[1] == "open":
     open_lease(sys.argv[2:])
 elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
+elif sys.argv[1] == "epilog":
+    with mock.patch.object(journal, "files", ReleasesKill(sys.argv[2])):
+        sys.exit(epilog.entry())
 else:
     killing = KillingFiles(int(sys.argv[1]), "".join(sys.argv[2:]))
     with mock.patch.object(journal, "files", killing):

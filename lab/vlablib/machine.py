@@ -8,6 +8,7 @@ with the host's last process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -151,6 +152,10 @@ def _become(*command: str) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
+    # flock(1), for one, hands its lock to its command: a lab must not hold it for as long as it is up
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):  # that of the list itself
+            os.set_inheritable(int(path.name), path.name in ("0", "1", "2"))
     os.umask(0o022)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

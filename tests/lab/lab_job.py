@@ -7,7 +7,7 @@ from functools import partial
 
 from cluster import IMAGE, Job, Lab
 
-from by_hand import ByHand
+from by_hand import KILLED, ByHand
 
 
 class LabJob(ByHand):
@@ -47,6 +47,15 @@ class LabJob(ByHand):
             self.slurms.leave_queue()
             self.slurms = None
 
+    def interrupt_epilog(self, kind: str) -> None:
+        """Call the Epilog, which is killed when it has released a resource of that kind and not noted it."""
+        assert self.drive("epilog", kind, check=False).code == KILLED, (
+            f"nothing of the kind {kind} was released"
+        )
+        found = self.lab.vhpc("n1", "reconcile", "--check", check=False)
+        assert "stale-generation" in [one["kind"] for one in found], f"killed at the kind {kind}: {found}"
+
     def clean(self) -> None:
-        assert self.lab.leaks() == [], self.generation
+        left = self.lab.leaks()
+        assert left == [], f"{self.generation} left {left}"
         assert self.lab.vhpc("n1", "reconcile", "--check") == []

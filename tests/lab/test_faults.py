@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 import pytest
 from cluster import ENDED, IMAGE, Job, Lab
-from injection import WAITING, in_boot, kill_qemu, let_go, one_line, qemu_killer, runs, said, settled
+from injection import WAITING, in_boot, kill_qemu, let_go, one_line, paused, qemu_killer, runs, said, settled
 
 pytestmark = pytest.mark.lab
 
@@ -71,6 +72,20 @@ def test_a_helper_killed_in_a_boot_is_named_as_the_cause(lab: Lab, program: str,
     assert job.wait() == "FAILED"
     one_line(job, rf"^vhpc: {said}, which the guest needs, was ended by a signal on n1 while .*: SIGKILL")
     settled(lab)
+
+
+@pytest.mark.slow
+def test_a_time_limit_that_ends_a_boot_is_explained(lab: Lab) -> None:
+    job = lab.submit("echo never", "-n1", "-w", "n1", "-t1", "--vhpc-timeout=180")
+    paused(lab, job, "n1")
+    assert job.wait(timeout=400) == "TIMEOUT"
+    settled(lab)
+    words = r"the time limit ended the job in the boot of its guests on n1: it took \d+ s, \d+ s .* agent"
+    (comment,) = job.accounted("AdminComment")
+    assert re.search(rf"image \S+; {words} .*--time", comment), comment
+    (told,) = [row["told"] for row in lab.vhpc("ctl", "ps", "--all") if row["job"] == job.id]
+    assert re.match(words, told["n1"]), told
+    assert re.search(rf"n1: {words}", lab.run("login", "vhpc", "report", str(job.id), user="alice").out)
 
 
 # gives the agent something to do, on which a broken one breaks

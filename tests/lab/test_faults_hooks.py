@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -145,48 +144,63 @@ def test_epilogs_twice_without_prolog_and_before_it(lab: Lab, by_hand: list[LabJ
         never.clean()
 
 
-def beside(lab: Lab, made: list[LabJob], delay: float) -> None:
-    """An Epilog that starts ``delay`` seconds after the Prolog of the same job."""
+def beside(lab: Lab, made: list[LabJob], lines: int) -> bool:
+    """An Epilog that starts when the Prolog of the same job has written so many lines of its journal.
+
+    False: the Prolog has ended with fewer.
+    """
     job = LabJob(lab)
     made.append(job)
+    journal = f"/var/lib/vhpc/journal/{job.generation}.jsonl"
     hooks = (
-        f"/usr/libexec/vhpc/prolog & sleep {delay}; /usr/libexec/vhpc/epilog; echo epilog $?; wait; exit 0"
+        "/usr/libexec/vhpc/prolog & prolog=$!\n"
+        f"written() {{ [ {lines} = 0 ] || [ $(cat {journal} 2>/dev/null | wc -l) -ge {lines} ]; }}\n"
+        "until written || ! kill -0 $prolog; do sleep 0.01; done\n"
+        "written && echo reached\n"
+        "/usr/libexec/vhpc/epilog; echo epilog $?; wait; exit 0"
     )
     done = lab.run("n1", *job.env, "PATH=/usr/bin", "sh", "-c", hooks)
-    assert "epilog 0\n" in done.out, (delay, done)
+    assert "epilog 0\n" in done.out, (lines, done)
     job.clean()
+    return "reached\n" in done.out
 
 
 def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> None:
-    for delay in (0.1, 0.6, 0.9, 1.2, 2.0):
-        beside(lab, by_hand, delay)
+    for lines in (0, 1, 6, 10):
+        assert beside(lab, by_hand, lines)
 
 
 @pytest.mark.slow
 def test_an_epilog_at_any_moment_of_a_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
-    for step in range(60):
-        beside(lab, by_hand, step / 10)
+    for lines in itertools.count(0):
+        if not beside(lab, by_hand, lines):
+            print(f"{lines - 1} lines of the journal in a boot")
+            assert lines > 10
+            return
 
 
-def cancelled(lab: Lab, delay: float) -> None:
+def cancelled(lab: Lab, written: str) -> None:
+    """A job that is cancelled when its Prolog has announced a resource of that kind; empty: at its start."""
     job = lab.submit("echo up; sleep 60", "-w", "n1")
-    until(lambda: job.show()["JobState"] != "PENDING", "the start", 60)
-    time.sleep(delay)
+    if written:
+        boots(lab, job, "n1", written)
+    else:
+        until(lambda: job.show()["JobState"] != "PENDING", "the start", 60)
     lab.run("login", "scancel", str(job.id), user="alice")
     assert job.wait() == "CANCELLED"
     settled(lab)
-    assert ours(said(lab, job)) == [] or "up" in said(lab, job), (delay, said(lab, job))
+    assert ours(said(lab, job)) == [] or "up" in said(lab, job), (written, said(lab, job))
 
 
 def test_a_job_cancelled_while_it_boots(lab: Lab) -> None:
-    for delay in (0, 1.0, 2.4):
-        cancelled(lab, delay)
+    for written in ("", "uid", "domain"):
+        cancelled(lab, written)
 
 
 @pytest.mark.slow
-def test_a_job_cancelled_at_any_moment_of_its_boot(lab: Lab) -> None:
-    for step in range(30):
-        cancelled(lab, step / 5)
+def test_a_job_cancelled_at_any_stage_of_its_boot(lab: Lab) -> None:
+    for written in ("rundir", "claim", "image", "memory", "uid", "process", "domain"):
+        cancelled(lab, written)
 
 
 def test_requeued_jobs_get_new_guests_and_complete(lab: Lab) -> None:

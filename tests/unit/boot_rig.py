@@ -128,6 +128,8 @@ class StillHelpers:
     shares: list[Share] = field(default_factory=list)
     disturbance: DisturbedError | None = None
     shim_error: NodeError | None = None
+    hung_up: bool = False
+    exhaustion: UserError | None = None
     closed: bool = False
 
     def start_daemons(self, wanted: Sequence[Share]) -> None:
@@ -142,6 +144,12 @@ class StillHelpers:
 
     def disturbed(self) -> DisturbedError | None:
         return self.disturbance
+
+    def exhausted(self) -> UserError | None:
+        return self.exhaustion
+
+    def left_by_guest(self) -> bool:
+        return self.hung_up
 
     def ended(self) -> NodeError | None:
         return None

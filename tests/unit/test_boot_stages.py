@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from vhpc_slurm.model import GuestPlan, NodePlan
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start
+from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import channel as guest_channel
 from vhpc_slurm.node.guest import qemulog, refusal
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError
@@ -228,10 +230,65 @@ def test_a_daemon_killed_before_the_hello_names_node_and_image(
 
 def test_a_refused_domain_is_judged(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = refusal.RefusedGuestError("n1", "QEMU: no such machine")
-    monkeypatch.setattr(refusal, "judge", lambda *_: judged)
+    monkeypatch.setattr(refusal, "judge", lambda *_, **__: judged)
     rig.hypervisor.error = DomainRefusedError("libvirt refuses the guest", "no such machine")
     with pytest.raises(refusal.RefusedGuestError, match="QEMU: no such machine"):
         run(rig)
+
+
+def test_a_refused_own_image_is_no_alarm(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user can have it refused at will."""
+    asked: list[bool] = []
+
+    def judge(*_: object, own_image: bool) -> UserError:
+        asked.append(own_image)
+        return UserError("the guest does not start")
+
+    def staged(work: Boot) -> None:
+        work.image = replace(work.image, ref=replace(work.image.ref, own=True))
+
+    monkeypatch.setattr(refusal, "judge", judge)
+    monkeypatch.setattr(start, "make_cgroup", staged)
+    rig.hypervisor.error = DomainRefusedError("libvirt refuses the guest", "no such machine")
+    with pytest.raises(UserError):
+        run(rig)
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("error", [DomainRefusedError("cannot start", "refused"), NodeError("no answer")])
+def test_a_limit_of_the_user_explains_a_failed_start(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, error: NodeError
+) -> None:
+    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
+    rig.hypervisor.error = error
+    with pytest.raises(UserError) as caught:
+        run(rig)
+    assert caught.value is why
+
+
+def test_a_start_that_a_users_limit_blocks_is_not_waited_for(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """passt whose epoll watches are used up goes on, and QEMU waits for it."""
+    why = UserError("passt, which the guest needs, does not work")
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
+    monkeypatch.setattr(start, "SLOW_S", 0.0)
+
+    def create(_xml: str, _timeout_s: float, watch: Callable[[], None]) -> None:
+        watch()
+        raise AssertionError("the wait goes on")
+
+    monkeypatch.setattr(rig.hypervisor, "create", create)
+    with pytest.raises(UserError) as caught:
+        run(rig)
+    assert caught.value is why
+
+
+def test_a_limit_of_the_user_explains_a_silent_guest(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
+    assert fail_at_hello(rig, monkeypatch, alive=False, crash=None) is why
 
 
 # --- a guest that does not come up ------------------------------------------------------
@@ -301,6 +358,31 @@ def test_a_dead_channel_is_the_nodes_fault_if_the_guest_lives(
     rig.hypervisor.alive = alive
     monkeypatch.setattr(diagnose, "END_S", 0.0)
     with pytest.raises(kind):  # no QEMU has made the socket
+        run(rig)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("alive", "hung_up", "kind"),
+    [(False, False, UserError), (True, True, UserError), (True, False, NodeError)],
+)
+def test_a_guest_that_ends_under_its_shim_fails_the_job(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, alive: bool, hung_up: bool, kind: type[VhpcError]
+) -> None:
+    """Nobody listens any more where the shim did; the guest has minutes left to boot."""
+    rig.hypervisor.alive = alive
+    helpers = StillHelpers(hung_up=hung_up)
+
+    def start_shim(_agent: object) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(Path(rig.work.plan.guests[0].paths.run_dir) / "root.sock"))
+            listener.listen()
+
+    monkeypatch.setattr(helpers, "start_shim", start_shim)
+    monkeypatch.setattr(start, "Helpers", lambda *_: helpers)
+    monkeypatch.setattr(agent, "_connect", lambda _path: None)
+    monkeypatch.setattr(diagnose, "END_S", 0.0)
+    with pytest.raises(kind):
         run(rig)
 
 

@@ -154,6 +154,14 @@ def test_a_process_from_elsewhere_is_taken_in(group: Cgroup) -> None:
         child.wait()
 
 
+def test_a_process_that_has_ended_is_not_taken_in(group: Cgroup) -> None:
+    """A guest may end at any moment: that is no error of the node."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    group.add(child.pid)
+    assert group.pids() == set()
+
+
 HOLD = """
 import mmap, os, socket, sys, time
 fd = os.memfd_create("memory-backend-memfd")

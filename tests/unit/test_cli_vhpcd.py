@@ -117,6 +117,17 @@ def test_ps_shows_twelve_digits_of_a_digest(vhpc: Vhpc, client: ControllerClient
         assert vhpc.json(*options)[0]["image"] == f"tiny:1@{digest}"
 
 
+def test_what_a_node_tells_the_user_of_an_end_is_shown(vhpc: Vhpc, client: ControllerClient) -> None:
+    lease = open_lease(client, 42)
+    client.lease(42, 0, "n1", 1)
+    client.ending(42, 0)
+    said = "the job's time limit ended the boot"
+    client.acknowledge(Acknowledgement(lease.generation, "n1", clean=True, note=f"told: {said}"))
+    assert vhpc.json("ps", "--all")[0]["told"] == {"n1": said}
+    assert vhpc("ps", "--all").splitlines()[1].endswith(f"  {said}")
+    assert f"n1: {said}" in vhpc("report", "42")
+
+
 def test_an_unclean_node_is_named_with_its_reason(vhpc: Vhpc, client: ControllerClient) -> None:
     lease = open_lease(client, 42)
     client.lease(42, 0, "n1", 1)

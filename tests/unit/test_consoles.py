@@ -59,6 +59,29 @@ def test_consoles_that_nobody_reads_share_one_deadline(
 
 
 @needs_root
+@needs_root
+def test_no_reader_of_a_fifo_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a reader that reads nothing, and without one; the limit of time is for what hangs."""
+    monkeypatch.setattr(console, "COPY_TIMEOUT_S", 120.0)
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    log, fifo = tmp_path / "console.log", tmp_path / "fifo"
+    log.write_text("x" * 400_000)
+    os.mkfifo(fifo)
+    os.chown(fifo, 2001, 2001)
+    wanted = request(console=str(fifo))
+    (copy,) = console.hand_over([(0, log)], wanted, "n1", account(), 400)
+    assert copy.why_not == "No such device or address"
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        (copy,) = console.hand_over([(0, log)], wanted, "n1", account(), 400)
+    finally:
+        os.close(reader)
+    assert copy.why_not == "Resource temporarily unavailable"
+
+
+@needs_root
 def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     for parent in [tmp_path, *tmp_path.parents]:
         if str(parent).startswith("/tmp/"):

@@ -17,7 +17,7 @@ from vhpc_slurm.hooks import common, epilog
 from vhpc_slurm.model import Figures, Generation, GuestUsage, NodeUsage
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
-from vhpc_slurm.node.store import joblock, statefile, usage
+from vhpc_slurm.node.store import joblock, statefile, timeline, usage
 from vhpc_slurm.node.store.journal import Journal, generations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
@@ -47,6 +47,14 @@ def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytes
     assert epilog.run(layout.config) == 0
     assert [(ack.clean, ack.note) for ack in said] == [(True, "alarm: odd XML")]
     assert not layout.job(7).exists()
+
+
+def test_a_time_limit_that_ended_the_boot_reaches_vhpcd(ending: Ending) -> None:
+    recorder = timeline.Recorder(ending.layout.timeline(GENERATION), GENERATION, "n1")
+    why = "failed: the time limit ended the job in the boot of its guests on n1: it took 61 s"
+    recorder.note("agent g0", timeline.now(), detail=why)
+    assert epilog.run(ending.layout.config) == 0
+    assert [ack.note for ack in ending.acknowledged] == [why.replace("failed:", "told:")]
 
 
 def test_a_quarantined_device_does_not_delay_the_acknowledgement(

@@ -127,3 +127,19 @@ def test_the_plugin_is_built_without_the_trees_libc_headers(tree: Path, tmp_path
         folder = subprocess.run(command, cwd=LAB, check=True, capture_output=True, text=True).stdout.strip()
         gcc = ["cc", "-isystem", folder, "-fsyntax-only", str(tmp_path / "plugin.c")]
         subprocess.run(gcc, check=True, timeout=60)
+
+
+BECOME = """
+import os, sys
+from vlablib.machine import _become
+os.set_inheritable(os.open("/dev/zero", os.O_RDONLY), True)
+_become("/bin/sh", "-c", f"ls -l /proc/self/fd > {sys.argv[1]}")
+"""
+
+
+def test_a_host_of_the_lab_holds_no_descriptor_of_the_caller(tmp_path: Path) -> None:
+    """Such as the lock of `flock FILE lab/vlab up`."""
+    out = tmp_path / "fds"
+    subprocess.run([sys.executable, "-c", BECOME, out], cwd=LAB, check=True, timeout=60)
+    assert "/dev/null" in out.read_text()
+    assert "/dev/zero" not in out.read_text()

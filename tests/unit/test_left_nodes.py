@@ -73,7 +73,7 @@ class Node:
         return len(path.read_text().splitlines()) if path.exists() else 0
 
     def has_left(self, node: str) -> bool:
-        return left_nodes.has_left(self.layout, self.slurm, node, GENERATION)
+        return left_nodes.has_left(self.slurm, node, GENERATION)
 
     def stale(self, name: str, live: Generation | None = GENERATION) -> list[Any]:
         leases = {GENERATION.job_id: live} if live else {}

@@ -106,17 +106,17 @@ class Client(ControllerClient):
 
 
 def test_a_daemons_reads_and_writes_are_counted(daemon: subprocess.Popen[bytes]) -> None:
-    read, written = process.transferred(ref(daemon)) or (0, 0)
+    read, written = usage.transferred(ref(daemon)) or (0, 0)
     assert written == WRITTEN + 1  # and one byte to the test
     assert READ <= read < READ + OWN
 
 
 def test_the_counts_of_a_process_that_has_ended_are_not_known(daemon: subprocess.Popen[bytes]) -> None:
     before = ref(daemon)
-    assert process.transferred(ProcessRef(before.pid, before.started + 1)) is None
+    assert usage.transferred(ProcessRef(before.pid, before.started + 1)) is None
     daemon.kill()
     daemon.wait(WAIT_S)
-    assert process.transferred(before) is None
+    assert usage.transferred(before) is None
 
 
 def test_daemons_of_a_guest_are_found_in_the_journal(layout: Layout) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +17,17 @@ from vhpc_slurm import policy
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hooks import barrier, bringup
+from vhpc_slurm.hooks import barrier, bringup, timelimit
 from vhpc_slurm.model import Allocation, Generation, LeaseState, Segment
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot import permission
+from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import refusal
-from vhpc_slurm.node.store import joblock, kinds
+from vhpc_slurm.node.store import joblock, kinds, timeline
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations
 from vhpc_slurm.reconcile import ended_jobs
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 layout, node = boot_layout, prolog_node
 pytestmark = needs_root
@@ -319,3 +323,62 @@ def test_a_quarantine_left_by_a_crash_drains_the_node(node: Node, monkeypatch: p
         node.run()
     assert len(node.drained) == 1
     assert len(list(node.layout.outbox.glob("*.json"))) == 1
+
+
+# --- its time limit has ended it --------------------------------------------------------
+
+
+OUT_OF_TIME = "the time limit ended the job in the boot of its guests on n1"
+
+
+def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_end: bool = False) -> None:
+    """A boot whose stage "agent g0" takes 61 s, in or after which vhpcd says that the job is ending."""
+    late = 0.0
+    real = timeline.now
+
+    def boot(work: Boot) -> Generator[None, None, None]:
+        nonlocal late
+        with work.recorder.stage("agent g0"):
+            late = 61.0
+            if not at_end:
+                yield
+
+    monkeypatch.setattr(timeline, "now", lambda: real() + late)
+    monkeypatch.setattr(bringup, "boot", boot)
+    monkeypatch.setattr(Scontrol, "load", lambda *_: SimpleNamespace(reason=reason))
+    comment = "set_admin_comment_of_ended"
+    monkeypatch.setattr(Scontrol, comment, lambda _, job_id, text: node.comments.append((job_id, text)))
+    node.answers = [node.lease, replace(node.lease, state=LeaseState.ENDING)]
+    assert node.run() == 0
+    assert (node.held, node.drained, node.requeued) == ([], [], [])
+
+
+def test_a_boot_that_takes_the_whole_time_limit_is_explained(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_boot(node, monkeypatch, "TimeLimit")
+    text = f"{OUT_OF_TIME}: it took 61 s, 61 s of it in the stage agent"
+    assert [job for job, _ in node.comments] == [42]
+    assert f"; {text}" in node.comments[0][1]
+    (report,) = node.reports
+    assert report.lines[-1].startswith(text)
+    assert "--time" in report.lines[-1]
+    line = timeline.read_timeline(node.layout.timeline(GENERATION))
+    assert line is not None
+    assert [stage.name for stage in line.stages if stage.detail.startswith(f"failed: {text}")] == ["agent g0"]
+    assert timelimit.note(line).startswith(f"told: {text}"), "what the Epilog acknowledges"
+
+
+def test_a_time_limit_that_ends_with_the_boot_is_explained(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_boot(node, monkeypatch, "TimeLimit", at_end=True)
+    assert f"{OUT_OF_TIME}: it took 61 s" in node.comments[0][1]
+    line = timeline.read_timeline(node.layout.timeline(GENERATION))
+    assert timelimit.note(line).startswith(f"told: {OUT_OF_TIME}")
+
+
+def test_a_cancelled_boot_is_not_called_a_time_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_boot(node, monkeypatch, "None")
+    assert (node.comments, node.reports) == ([], [])
+    assert timelimit.note(timeline.read_timeline(node.layout.timeline(GENERATION))) == ""

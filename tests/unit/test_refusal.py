@@ -17,9 +17,19 @@ from domain_cases import CASES
 from placement_rig import host
 
 from vhpc_slurm.domain.render import render
-from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import HostInventory
+from vhpc_slurm.model import (
+    GuestCell,
+    GuestInterface,
+    GuestPlan,
+    GuestTopology,
+    HostInventory,
+    MemoryBinding,
+    NatInterface,
+    SiteInterface,
+    VcpuPin,
+)
 from vhpc_slurm.node.guest import refusal
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 
@@ -118,6 +128,14 @@ def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
     )
 
 
+def test_an_own_image_that_is_refused_is_no_alarm() -> None:
+    libvirt: Any = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
+    err = DomainRefusedError("cannot start the guest", "internal error: odd", "see QEMU's log")
+    judged = refusal.judge(libvirt, LARGE, NODE, err, own_image=True)
+    assert type(judged) is UserError
+    assert "check your image" in judged.line()
+
+
 def test_a_node_that_starts_no_guest_is_at_fault() -> None:
     lost = "internal error: process exited while connecting to monitor: qemu: symbol lookup error: libfoo.so"
     with pytest.raises(NodeError, match=r"no guest starts on n1: .*libfoo"):
@@ -169,6 +187,80 @@ def test_a_libvirt_that_is_gone_is_the_nodes_fault() -> None:
     with pytest.raises(NodeError, match="no answer") as caught:
         started(Gone(lambda _: ""))
     assert not isinstance(caught.value, UserError)
+
+
+SMALL = CASES["kvm-intel"]
+# Fields of a guest that job or image decide, with what a job may ask for; a new field is added here or below.
+WISHES: dict[str, Any] = {
+    "kernel": "/run/vhpc/jobs/42/g0/other-kernel",
+    "initrd": "/run/vhpc/jobs/42/g0/other-initrd",
+    "cmdline": "quiet",
+    "disk": "/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk",
+    "shares": tuple(
+        ShareSpec(tag, f"/run/vhpc/jobs/42/g0/fs-{tag}.sock") for tag in ("home", "work", "data")
+    ),
+}
+GUEST_WISHES: dict[str, Any] = {
+    "pins": (*SMALL.guest.pins, VcpuPin(2, 9, 0)),
+    "topology": GuestTopology(1, 1, 1, 2),
+    "cells": (GuestCell(0, (0, 1), 2048, 0, nodeset=(0,)),),
+    "memory_mib": 2048,
+    "emulator_cpus": (0, 1),
+    "emulator_choice": "the first core",
+    "hugepage_kib": 2048,
+    "memory_binding": MemoryBinding.STRICT,
+    "devices": LARGE.guest.devices,
+    "controllers": LARGE.guest.controllers,
+    "pcihole64_gib": 64,
+    "address_bits": 46,
+    "start_timeout_s": 77,
+    "boot_timeout_s": 777,
+    "nccl_topology": "<system/>",
+    "port_guids": (1, 2),
+    "interface": GuestInterface("vhpct1", "06:00:00:01:00:01", 1, "10.0.0.1/16", "fd00::1/64"),
+    "nat": NatInterface("06:00:00:01:00:02", "10.0.0.2/24", "10.0.0.3", 1500),
+    "site": SiteInterface("br0", 1, "10.0.0.1", tap="vhpcs0", mac="06:00:00:01:00:03"),
+    "disk_mib": 512,
+    "disk_mount": "/scratch",
+}
+OF_THE_NODE = {
+    *("name", "generation", "hypervisor", "cpu_vendor", "libvirt_version", "emulator", "root", "root_format"),
+    *("uid", "gid", "agent_socket", "console_log", "invariant_tsc", "partition"),
+}
+GUEST_OF_THE_NODE = {"index", "hostname", "paths"}
+
+
+def test_each_field_of_a_guest_is_the_jobs_or_the_nodes() -> None:
+    for kind, wishes, of_the_node in (
+        (DomainSpec, WISHES, OF_THE_NODE),
+        (GuestPlan, GUEST_WISHES, GUEST_OF_THE_NODE),
+    ):
+        assert set(kind.__struct_fields__) - {"guest"} == wishes.keys() | of_the_node
+        assert not wishes.keys() & of_the_node
+
+
+@pytest.mark.parametrize("name", [*WISHES, *GUEST_WISHES])
+def test_the_small_guest_keeps_no_wish_of_the_job(name: str) -> None:
+    if name in WISHES:
+        asked = replace(SMALL, **{name: WISHES[name]})
+    else:
+        asked = replace(SMALL, guest=replace(SMALL.guest, **{name: GUEST_WISHES[name]}))
+    assert asked != SMALL
+    assert refusal.smallest(asked) == refusal.smallest(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (CASES["disk"], "devices/disk/target[@dev='vdb']"),
+        (replace(SMALL, guest=replace(SMALL.guest, site=GUEST_WISHES["site"])), "devices/interface"),
+    ],
+    ids=["disk", "site"],
+)
+def test_a_disk_or_site_interface_that_is_refused_fails_the_job(asked: DomainSpec, part: str) -> None:
+    assert ET.fromstring(render(asked)).find(part) is not None
+    with pytest.raises(refusal.RefusedGuestError):
+        started(Libvirt(lambda domain: "" if domain.find(part) is None else "internal error: odd"), asked)
 
 
 def test_the_small_guest_has_nothing_of_what_the_job_asked_for() -> None:

@@ -10,6 +10,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import node_rig
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
 ROOT = Path(__file__).parents[2]
 MAX_LINES, MAX_FUNCTION, MAX_NAME = 400, 60, 60
 CODE = ("python", "vmimages", "lab", "bench", "scripts")
@@ -44,6 +47,11 @@ def test_a_module_of_tests_has_a_name_of_its_own() -> None:
     names = [path.name for path in sources("tests") if path.name.startswith("test_")]
     assert len(names) > 150
     assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_failed_assertions_of_helpers_show_their_values() -> None:
+    """pytest rewrites the assertions of modules without ``test_`` only if a conftest says so."""
+    assert isinstance(node_rig.__spec__.loader, AssertionRewritingHook)
 
 
 def test_names_of_tests_have_a_bounded_length() -> None:

@@ -39,6 +39,12 @@ DOCUMENT = (CHECKOUT / "docs/guest-protocol.md").read_text().partition("\n## 9."
 ENUMERATOR = re.compile(r"^ {4}(\w+) = ", re.MULTILINE)
 
 
+def test_exit_statuses_of_a_shim_that_its_guest_left_agree() -> None:
+    header = (CHECKOUT / "guest/shim/shim.h").read_text()
+    numbers = re.findall(r"\b(?:SHIM_AGENT_CLOSED|SHIM_AGENT_BROKEN) = (\d+)", header)
+    assert [int(number) for number in numbers] == list(helpers.SHIM_LEFT)
+
+
 @pytest.fixture(scope="module")
 def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Values of all enumerators of protocol.h, and of single ones of other headers."""

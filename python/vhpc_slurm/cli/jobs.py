@@ -104,9 +104,7 @@ def _record_row(
         output.node_list(_holders(record)) or "-",
         output.span(now - record.created),
         *_used_cells(used.get(str(lease.generation))),
-        lease.refusal
-        or "; ".join(f"{node}: {note}" for node, note in record.unclean)
-        or bootline.line(lease.request.guests_per_node, booting),
+        record.note or bootline.line(lease.request.guests_per_node, booting),
     )
 
 
@@ -131,6 +129,7 @@ def _record_json(
         "taken": list(record.taken),
         "acknowledged": list(record.acknowledged),
         "unclean": dict(record.unclean),
+        "told": dict(record.told),
         "network": lease.network.kind,
         "vni": lease.segment.vni if lease.segment else None,
         "booting": bootline.document(booting),

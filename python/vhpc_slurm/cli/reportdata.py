@@ -106,7 +106,9 @@ def lines(found: JobReport) -> list[tuple[str, str]]:
             (node, f"{stage.name}: {stage.detail}")
             for stage in line.stages
             if stage.detail.startswith(FAILED)
+            and (node, stage.detail.removeprefix(FAILED).strip()) not in said
         ]
+    said += record.told
     said += [(node, f"not clean: {note}") for node, note in record.unclean]
     return [entry for entry in dict.fromkeys(said) if entry[1]]
 

@@ -139,6 +139,7 @@ class RecordWire(Wire, frozen=True):
     acknowledged: tuple[str, ...]
     taken: tuple[str, ...]
     unclean: tuple[tuple[str, str], ...]
+    told: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def pack(cls, record: LeaseRecord) -> RecordWire:
@@ -150,6 +151,7 @@ class RecordWire(Wire, frozen=True):
             acknowledged=record.acknowledged,
             taken=record.taken,
             unclean=record.unclean,
+            told=record.told,
         )
 
     def unpack(self, timelines: tuple[Timeline, ...] = ()) -> LeaseRecord:
@@ -162,6 +164,7 @@ class RecordWire(Wire, frozen=True):
             timelines,
             self.taken,
             self.unclean,
+            self.told,
         )
 
 

@@ -11,7 +11,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
-from vhpc_slurm.hooks import barrier, common
+from vhpc_slurm.hooks import barrier, common, timelimit
 from vhpc_slurm.hooks.requeueing import requeue, requeue_or_tell
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
@@ -116,13 +116,14 @@ def _bring_up(job: _Job, began: float) -> None:
         if plan.segment is not None:
             with job.recorder.stage("barrier"):
                 barrier.wait(job.config, job.client, job.lease, plan)
+        if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
+            raise Stopped(f"generation {job.lease.generation} was ended")
         _write_ready(job, plan)
         common.log.info("ready in %.2f s", timeline.now() - began)
     except UserError as err:
         _fail_job(job, err)
     except Stopped:
-        common.log.info("the job was ended during its boot")
-        teardown.tear_down(job.layout, job.journal, job.recorder)
+        _stop(job, began)
         return
     except FabricError as err:
         _try_again(job, err)
@@ -145,6 +146,16 @@ def _bring_up(job: _Job, began: float) -> None:
     # also reports to vhpcd that this Prolog has ended, in case slurmd's report to slurmctld is lost
     with contextlib.suppress(FabricError):
         job.client.report_timeline(job.recorder.timeline(), job.told.report())
+
+
+def _stop(job: _Job, began: float) -> None:
+    """Release everything of a job that has ended, and tell its user if the boot took its whole time limit."""
+    text = timelimit.explain(job.config, job.env, job.recorder, began)
+    text += _copy_consoles(job) if text else ""
+    teardown.tear_down(job.layout, job.journal, job.recorder)
+    if text:
+        job.told.say(text)
+        timelimit.tell(job.config, job.client, job.lease, text, (job.recorder.timeline(), job.told.report()))
 
 
 def _boot(job: _Job) -> NodePlan:

@@ -12,7 +12,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common
+from vhpc_slurm.hooks import common, timelimit
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
@@ -87,7 +87,7 @@ def _clear(
         queue(clean=False, note=err.line())
         common.drain(layout.config, env.node, err)
         raise TeardownError(err.what, err.why, err.hint) from err
-    queue(clean=True, note=alarm)
+    queue(clean=True, note=alarm or timelimit.note(timeline.read_timeline(layout.timeline(generation))))
     common.log.info("clean")
 
 

@@ -30,6 +30,7 @@ from vhpc_slurm.model.job import (
 )
 from vhpc_slurm.model.lease import (
     ALARM,
+    TOLD,
     Alarm,
     GuestPlacement,
     Lease,
@@ -83,6 +84,7 @@ __all__ = [
     "MAX_COMPONENTS",
     "MAX_GUESTS_PER_NODE",
     "NODE_NAME",
+    "TOLD",
     "Alarm",
     "Allocation",
     "BatchPlace",

@@ -12,6 +12,8 @@ from vhpc_slurm.model.image import ImageIdentity
 from vhpc_slurm.model.job import Allocation, Generation, JobRequest
 from vhpc_slurm.record import Record
 
+TOLD = "told: "
+"""How the note of an acknowledgement begins that is for the job's user."""
 ALARM = "alarm: "
 """Prefix of a node's note about a job that an operator has to see although the node works."""
 
@@ -310,7 +312,8 @@ class LeaseRecord(Record, frozen=True):
 
     ``taken`` are the nodes that fetched the lease to act on it: only these can
     hold something of it.  ``acknowledged`` are the nodes that said they hold
-    nothing, ``unclean`` those that could not, each with its note.
+    nothing, ``unclean`` those that could not, each with its note.  ``told``
+    has what nodes tell the job's user about its end.
     """
 
     lease: Lease
@@ -320,3 +323,10 @@ class LeaseRecord(Record, frozen=True):
     timelines: tuple[Timeline, ...] = ()
     taken: tuple[str, ...] = ()
     unclean: tuple[tuple[str, str], ...] = ()
+    told: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def note(self) -> str:
+        """What is to be said of it in a table; usually empty."""
+        notes = (f"{node}: {note}" for node, note in self.unclean)
+        return self.lease.refusal or "; ".join(notes) or next((line for _, line in self.told), "")

@@ -44,8 +44,8 @@ def audit(
     Args:
         layout: where the node keeps its state.
         node: this node's name.
-        live: generations with a live lease for this node, by job; None when
-            vhpcd did not answer, then no generation counts as stale.
+        live: generations with a live lease for this node, by job; None when vhpcd did not answer,
+            then only a generation whose end was interrupted counts as stale.
         ended: whether a job has ended for slurmctld, which waits for no Epilog of it; called
             only for jobs without a live lease whose steps still run here.
         left: whether this node has left the running job of a generation; called only
@@ -95,14 +95,23 @@ def _stale_generations(
     left: Callable[[Generation], bool],
     before: Collection[Generation] | None,
 ) -> Iterator[NodeFinding]:
-    if live is None:
-        return
     running = steps.running()
     for generation in _known(layout):
-        if joblock.busy(layout, generation.job_id) or (before is not None and generation not in before):
+        if joblock.end_was_interrupted(layout, generation):
+            # Slurm and vhpcd may have the job for as long as nobody tells them that it has ended here.
+            if generation in _known(layout):
+                yield NodeFinding(
+                    Kind.STALE_GENERATION,
+                    f"generation {generation} has a journal on this node, and its Epilog was interrupted",
+                    partial(tombstone_and_clear, layout, generation, node),
+                )
+            continue
+        if live is None or joblock.busy(layout, generation.job_id):
+            continue
+        if before is not None and generation not in before:
             continue
         if live.get(generation.job_id) == generation:
-            # Slurm takes nodes from running jobs, and does not repeat an Epilog that was killed.
+            # Slurm takes nodes from running jobs.
             if generation.job_id not in running and left(generation):
                 yield NodeFinding(
                     Kind.STALE_GENERATION,
@@ -124,7 +133,7 @@ def _stale_generations(
 
 
 def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[NodeFinding]:
-    """Ended generations that left nothing on this node, and that vhpcd waits for.
+    """Generations that have ended here and left nothing, and that vhpcd waits for.
 
     A hook that is killed after it removed a journal and before it queued the
     acknowledgement leaves neither, and vhpcd would never free the key.
@@ -132,13 +141,15 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
     Args:
         layout: where the node keeps its state.
         node: this node's name.
-        ending: generations with an ended lease that this node took and has not acknowledged.
+        ending: generations that this node took and has not acknowledged, and whose lease has ended or whose
+            Epilog has begun here.
     """
     running = steps.running()
     known = {*_known(layout), *outbox.queued(layout.outbox)}
     for generation in ending:
-        # Its Epilog still has to run, or runs now, and will acknowledge it.
-        if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
+        if generation in known or joblock.busy(layout, generation.job_id):
+            continue  # its Epilog still has to run, or runs now, and will acknowledge it
+        if generation.job_id in running and not joblock.has_tombstone(layout, generation):
             continue
         yield NodeFinding(
             Kind.UNACKNOWLEDGED,

@@ -58,7 +58,11 @@ def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> boo
             cleared = True
         if joblock.busy(layout, generation.job_id) or generation not in journal.generations(layout.journals):
             continue
-        if not has_ended(slurm, generation.job_id) and not _has_left(layout, slurm, node, generation):
+        if not (
+            joblock.has_tombstone(layout, generation)
+            or has_ended(slurm, generation.job_id)
+            or _has_left(slurm, node, generation)
+        ):
             continue
         log.warning("clearing generation %s: its job does not have this node any more", generation)
         tombstone_and_clear(layout, generation, node)
@@ -66,9 +70,9 @@ def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> boo
     return cleared
 
 
-def _has_left(layout: Layout, slurm: Slurm, node: str, generation: Generation) -> bool:
+def _has_left(slurm: Slurm, node: str, generation: Generation) -> bool:
     """Whether a running job no longer has this node; a job with steps here has it."""
-    return generation.job_id not in steps.running() and left_nodes.has_left(layout, slurm, node, generation)
+    return generation.job_id not in steps.running() and left_nodes.has_left(slurm, node, generation)
 
 
 def _epilog_ends(layout: Layout, generation: Generation) -> bool:

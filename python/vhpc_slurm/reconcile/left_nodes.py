@@ -32,14 +32,12 @@ CONNECT_S, ANSWER_S = 1.0, 5.0
 """For a guest's shim, and for the guest itself; Slurm ends a health check after 60 s."""
 
 
-def has_left(layout: Layout, slurm: Slurm, node: str, generation: Generation) -> bool:
-    """Whether this node is no longer one of a running job's, whose Epilog was interrupted or did not run.
+def has_left(slurm: Slurm, node: str, generation: Generation) -> bool:
+    """Whether this node is no longer one of a running job's, whose Epilog did not run.
 
-    Ask only if the generation has a journal here and none of the job's steps runs here.  Slurm is asked
-    unless the Epilog's tombstone says it; False if Slurm does not answer.
+    Ask only if the generation has a journal here and none of the job's steps runs here.
+    False if Slurm does not answer.
     """
-    if joblock.has_tombstone(layout, generation):
-        return True
     try:
         job = slurm.load(generation.job_id)
     except (FabricError, UserError) as err:

@@ -83,7 +83,7 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
     known = set(journal.generations(layout.journals))
     for record in records:
         generation = record.lease.generation
-        if joblock.busy(layout, generation.job_id):
+        if joblock.busy(layout, generation.job_id) or joblock.has_tombstone(layout, generation):
             continue
         path = layout.state_file(generation.job_id)
         state, here = statefile.read_state(path), running.get(generation.job_id, frozenset())

@@ -13,7 +13,7 @@ from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
-from vhpc_slurm.node.store import journal, outbox
+from vhpc_slurm.node.store import joblock, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, audit, ended_jobs, fabric_isolation, left_nodes, lost_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
@@ -51,7 +51,7 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     results.extend(_acknowledgements(layout, client, check=check))
     results.extend(
         repair(finding, check=check)
-        for finding in _refused(layout, _owed(of_node, node) if answered else None)
+        for finding in _refused(layout, _owed(layout, of_node, node) if answered else None)
     )
     return results
 
@@ -70,10 +70,10 @@ def _findings(
     port = slurm.commands(config)
     records = _live(of_node)
     yield from fabric_isolation.findings(layout, node, records, fabric)
-    ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, layout, port, node)
+    ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, port, node)
     yield from audit.audit(layout, node, live, ended, left, before)
     yield from left_nodes.findings(layout, node, records, known)
-    yield from audit.unacknowledged(layout, node, _owed(of_node, node))
+    yield from audit.unacknowledged(layout, node, _owed(layout, of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)
 
 
@@ -86,12 +86,15 @@ def _live(records: list[LeaseRecord]) -> list[LeaseRecord]:
     return [record for record in records if record.lease.state not in ENDED]
 
 
-def _owed(records: list[LeaseRecord], node: str) -> list[Generation]:
-    """Ended generations that this node took and has not acknowledged."""
+def _owed(layout: Layout, records: list[LeaseRecord], node: str) -> list[Generation]:
+    """Generations that have ended, or of which an Epilog began here, and that this node has not acknowledged.
+
+    Slurm takes nodes from running jobs: the lease of a generation that has ended here may be live.
+    """
     return [
         record.lease.generation
         for record in records
-        if record.lease.state is LeaseState.ENDING
+        if (record.lease.state is LeaseState.ENDING or joblock.has_tombstone(layout, record.lease.generation))
         and node in record.taken
         and node not in record.acknowledged
     ]

@@ -59,9 +59,7 @@ def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
         "guests_per_node": lease.request.guests_per_node,
         "created": record.created,
         "updated": record.updated,
-        "note": lease.refusal
-        or "; ".join(f"{node}: {note}" for node, note in record.unclean)
-        or bootline.line(lease.request.guests_per_node, booting),
+        "note": record.note or bootline.line(lease.request.guests_per_node, booting),
     }
 
 

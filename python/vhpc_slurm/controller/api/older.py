@@ -67,6 +67,7 @@ ADDED: tuple[Added, ...] = (
     Added(11, "leases", ("usage",), needed=False),
     Added(11, "leases", ("used",), needed=False),
     Added(11, "leases", ("so_far",), needed=False),
+    Added(11, "leases", ("records", EACH, "told"), needed=False),
     # in AskUsage, and in its answer; and what a web server asks
     Added(11, "usage", ("so_far",), needed=False),
     Added(11, "as-user", ("request", "so_far"), needed=False),

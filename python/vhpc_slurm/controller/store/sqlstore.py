@@ -28,6 +28,7 @@ from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import (
     ALARM,
+    TOLD,
     Alarm,
     Generation,
     Lease,
@@ -389,6 +390,7 @@ class SqlStore(ABC):
             acknowledged=tuple(node for node, _, clean, _ in nodes if clean),
             taken=tuple(node for node, taken, _, _ in nodes if taken is not None),
             unclean=tuple((node, note) for node, _, clean, note in nodes if clean == 0),
+            told=tuple((node, line[len(TOLD) :]) for node, *_, line in nodes if line.startswith(TOLD)),
         )
 
 

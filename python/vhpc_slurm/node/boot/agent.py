@@ -22,6 +22,8 @@ from vhpc_slurm.node.network.plan import names as segment_names
 ASK_FIRST_S, ASK_S = 2.0, 10.0
 """Longest wait for a guest before the caller is asked whether to go on: at first, so that those who wait
 for the job are told soon, and later."""
+CONNECT_S = 0.5
+"""To reach a shim, whose sockets listen before it starts."""
 log = logging.getLogger("vhpc")
 
 
@@ -34,21 +36,22 @@ def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, G
 
     Raises:
         UserError: the guest does not come up, or the user has stopped a helper.
-        NodeError: the shim does not start although the guest lives.
+        NodeError: the shim does not start, or does not serve, although the guest lives.
     """
     helpers = work.helpers[guest.index]
     until = since + guest.boot_timeout_s
     try:
         helpers.start_shim(_connect(Path(guest.paths.agent_socket)))
+        # It listens already. A guest that has ended has taken it along, and nobody listens any more.
+        channel = GuestChannel.connect(Path(guest.paths.run_dir) / ROOT_SOCKET, CONNECT_S)
     except NodeError as err:
-        # a guest that ends at once takes its channel and its share daemons with it: not the node's fault
-        if helpers.disturbed() or diagnose.has_ended(work, guest):
+        # a guest that ends takes its channel, its shim and its share daemons with it: not the node's fault
+        if error := helpers.disturbed() or helpers.exhausted():
+            raise error from err
+        if helpers.left_by_guest() or diagnose.has_ended(work, guest):
             raise diagnose.boot_failure(work, guest, late=False) from err
         raise
     try:
-        channel = GuestChannel.connect(
-            Path(guest.paths.run_dir) / ROOT_SOCKET, max(1.0, until - time.monotonic())
-        )
         yield from wait_for_hello(helpers, channel, until)
     except ChannelError as err:
         raise diagnose.boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err

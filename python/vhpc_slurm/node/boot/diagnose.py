@@ -49,7 +49,8 @@ def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     last = console.last_words(Path(guest.paths.console_log))
     said = f"its console ended with: {last}" if last else "it wrote nothing to its console"
     image, node = work.image.ref, _place(work, guest)
-    if error := work.helpers[guest.index].disturbed():
+    helpers = work.helpers[guest.index]
+    if error := helpers.disturbed() or helpers.exhausted():
         return error
     if late:
         return UserError(

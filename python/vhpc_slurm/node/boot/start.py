@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from vhpc_slurm.node.store import disks, images, kinds, room, timeline, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
+SLOW_S = 5.0
+"""If QEMU starts so slowly, a trial shows whether a limit of the user keeps a daemon from answering it."""
 SOURCES = "image sources"
 """In the timeline: bytes from the catalogue, of an interrupted copy (kept), and from other nodes."""
 
@@ -138,10 +142,16 @@ def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
     that its user has stopped must not look like a libvirt that hangs.
     """
     helpers = work.helpers[spec.guest.index]
+    asks_at = time.monotonic() + SLOW_S
 
     def watch() -> None:
+        nonlocal asks_at
         if error := helpers.disturbed():
             raise error
+        if time.monotonic() >= asks_at:
+            asks_at = math.inf
+            if error := helpers.exhausted():
+                raise error
 
     try:
         work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch)
@@ -151,6 +161,10 @@ def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
         raise
     except DomainRefusedError as err:
         # with QEMU its daemons have ended
-        raise helpers.disturbed() or refusal.judge(work.hypervisor, spec, work.host, err) from err
+        raise helpers.disturbed() or helpers.exhausted() or _judged(work, spec, err) from err
     except NodeError as err:
-        raise helpers.disturbed() or helpers.ended() or err from err
+        raise helpers.disturbed() or helpers.exhausted() or helpers.ended() or err from err
+
+
+def _judged(work: Boot, spec: DomainSpec, err: DomainRefusedError) -> NodeError | UserError:
+    return refusal.judge(work.hypervisor, spec, work.host, err, own_image=work.image.ref.own)

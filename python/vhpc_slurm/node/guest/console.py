@@ -20,6 +20,8 @@ from vhpc_slurm.terminal import printable
 log = logging.getLogger("vhpc")
 
 COPY_TIMEOUT_S = 10.0
+NO_WAIT = "oflag=nonblock"
+"""Of dd(1): a FIFO that nobody reads, or whose reader is slow, takes nothing more."""
 LEFT_OUT = b"\n[%d bytes left out]\n"
 """Stands where the middle of a long console was."""
 
@@ -99,8 +101,7 @@ def hand_over(
     """Copy the last ``limit_kib`` of each console to a file of the user, with the user's own rights.
 
     A console that cannot be delivered must not change how the job ends.  All of
-    them share one deadline: a FIFO without a reader costs ten seconds, and a
-    hundred of them no more.
+    them share one deadline, and no reader of a FIFO is waited for.
     """
     until = time.monotonic() + COPY_TIMEOUT_S
     copies = []
@@ -108,15 +109,14 @@ def hand_over(
         target = user_path(request, node, index)
         data = _text(path, limit_kib * 1024)
         left = until - time.monotonic()
-        copies.append(Copy(target, _write(account, target, "bs=64k", data=data.encode(), timeout_s=left)))
+        written = _write(account, target, "bs=64k", NO_WAIT, data=data.encode(), timeout_s=left)
+        copies.append(Copy(target, written))
     return copies
 
 
 def why_not(target: str, account: Account) -> str:
     """Why the user may not write a console to ``target``, empty when he may; makes the file, empty."""
-    # a FIFO without a reader is not waited for
-    options = ("conv=notrunc", "oflag=append,nonblock")
-    return _write(account, target, *options, data=b"", timeout_s=COPY_TIMEOUT_S)
+    return _write(account, target, "conv=notrunc", f"{NO_WAIT},append", data=b"", timeout_s=COPY_TIMEOUT_S)
 
 
 def _write(account: Account, target: str, *options: str, data: bytes, timeout_s: float) -> str:

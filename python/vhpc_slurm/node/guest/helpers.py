@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import GuestPlan, Share
 from vhpc_slurm.node.guest import passt, shares
-from vhpc_slurm.node.host import confine, process
+from vhpc_slurm.node.host import confine, process, userlimits
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError
@@ -27,6 +28,9 @@ from vhpc_slurm.node.store.layout import Layout
 NOBODY_GID = 65534
 ROOT_SOCKET = "root.sock"
 """The shim's socket that only root can connect to: no user can keep its queue full."""
+SHIM_LEFT = (0, 3)
+"""Exit statuses of a shim whose guest closed the channel, or broke its protocol (guest/shim/shim.h)."""
+LOG = "helpers.log"
 LOG_BYTES = 256 * 1024
 """The shim writes the log of all helpers, and the kernel lets it write no more."""
 
@@ -56,6 +60,7 @@ class Helpers(Struct):
     shim: process.ProcessRef | None = None
     _daemons: dict[str, process.ProcessRef] = field(default_factory=dict)
     _logs: dict[str, int] = field(default_factory=dict)
+    _read: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -103,7 +108,7 @@ class Helpers(Struct):
                 os.close(self._logs.pop(share.tag))
             except NodeError as err:
                 why = " | ".join(filter(None, (err.why, self._said(share.tag))))
-                raise NodeError(err.what, why, err.hint) from err
+                raise self.exhausted() or NodeError(err.what, why, err.hint) from err
             else:
                 self.shares.append(share)
 
@@ -139,7 +144,7 @@ class Helpers(Struct):
             passt.hand_over(path, started.ref, self.account.uid, self.qemu_uid, timeout_s)
         except NodeError as err:
             why = " | ".join(filter(None, (err.why, self._said(passt.NAME))))
-            raise self.disturbed() or NodeError(err.what, why, err.hint) from err
+            raise self.disturbed() or self.exhausted() or NodeError(err.what, why, err.hint) from err
 
     def start_shim(self, agent: socket.socket) -> None:
         """Start the host's end of the guest's channel, connected to QEMU's socket for the agent.
@@ -154,7 +159,7 @@ class Helpers(Struct):
         key = self._key("shim")
         self.journal.acquire(kinds.PROCESS, key, role="shim")
         console = (run_dir / "console.log").open("r+b", buffering=0)
-        log = os.open(run_dir / "helpers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             with agent, listener, own, console, process.watched(list(self._daemons.values())) as watched:
                 sockets = (agent.fileno(), listener.fileno(), own.fileno())
@@ -182,7 +187,8 @@ class Helpers(Struct):
                 self.journal.update(key, pid=shim.ref.pid, started=shim.ref.started)
                 self.shim = shim.finish(config.guests.stage_timeout_s)
         except process.EndedError as err:
-            raise self.disturbed() or NodeError("a daemon of the guest has ended", str(err)) from err
+            error = self.disturbed() or self.exhausted()
+            raise error or NodeError("a daemon of the guest has ended", str(err)) from err
         finally:
             os.close(log)
 
@@ -195,6 +201,29 @@ class Helpers(Struct):
             return None
         process.wait_gone(self.shim, 1.0)  # its sockets close before it has ended
         return confine.disturbed("vhpc-shim", [self.shim])
+
+    def exhausted(self) -> confine.DisturbedError | None:
+        """Returns an error if a limit of the user explains why a daemon does not serve the guest.
+
+        Call it only after a failure: it starts a process.
+        """
+        if not self._logs:
+            return None
+        alive = {tag for tag, ref in self._daemons.items() if process.alive(ref)}
+        ended = [tag for tag in self._logs if tag not in alive]
+        words = next(filter(None, map(self._said, ended)), "")  # they all say the same
+        limit = userlimits.reached(words, self.account.credentials)
+        if not limit:
+            return None
+        return confine.DisturbedError(
+            f"{_called(ended[0] if ended else next(iter(self._logs)))}, which the guest needs, does not work",
+            f"{limit}{': ' if words else ''}{words}",
+            "end processes of yours on that node, or leave their limits alone; submit the job again",
+        )
+
+    def left_by_guest(self) -> bool:
+        """Whether the shim has ended because of its guest, which closed the channel or broke its protocol."""
+        return self.shim is not None and process.exit_status(self.shim) in SHIM_LEFT
 
     def ended(self) -> NodeError | None:
         """An error that says so, when a daemon has ended by itself."""
@@ -222,13 +251,20 @@ class Helpers(Struct):
         return f"process:g{self.guest.index}:{role}"
 
     def _said(self, tag: str) -> str:
-        """The last lines that a daemon wrote; no other process has read its pipe yet."""
+        """The last lines that a daemon wrote: those in its pipe, and those that the shim has logged."""
         fd = self._logs[tag]
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            self._read[tag] = self._read.get(tag, b"") + os.read(fd, 65536)
+        return process.last_lines(self._logged(tag) + self._read.get(tag, b""))
+
+    def _logged(self, tag: str) -> bytes:
+        begin = f"vhpc-shim: {tag}: ".encode()
         try:
-            return process.last_lines(os.read(fd, 65536))
-        except BlockingIOError:
-            return ""
+            lines = (self.run_dir / LOG).read_bytes()[-LOG_BYTES:].splitlines(keepends=True)
+        except OSError:
+            return b""
+        return b"".join(line[len(begin) :] for line in lines if line.startswith(begin))
 
 
 def _called(tag: str) -> str:

@@ -22,7 +22,7 @@ from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, MemoryBinding, VcpuPin
+from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, VcpuPin
 from vhpc_slurm.node.guest import capabilities
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
 
@@ -90,18 +90,26 @@ def check_vcpus(
 
 
 def judge(
-    hypervisor: Hypervisor, spec: DomainSpec, host: HostInventory, err: DomainRefusedError
-) -> NodeError | RefusedGuestError:
-    """Whose fault it is that a guest was refused.
+    hypervisor: Hypervisor,
+    spec: DomainSpec,
+    host: HostInventory,
+    err: DomainRefusedError,
+    *,
+    own_image: bool = False,
+) -> NodeError | UserError:
+    """Decide whether the job or the node caused the refusal of a guest.
 
     Args:
         hypervisor: libvirt.
         spec: the guest.
         host: this node.
         err: the refusal.
+        own_image: the image is of the user's own catalogue: no operator can repair it, and its user can
+            have it refused at will.
 
     Returns:
-        RefusedGuestError when libvirt and QEMU start another guest, else the node's error.
+        When libvirt and QEMU start another guest: RefusedGuestError, or UserError for an own image.
+        Otherwise the node's error.
     """
     if LACKS.search(err.why):
         return err
@@ -117,11 +125,21 @@ def judge(
     except NodeError as other:
         return NodeError(f"no guest starts on {host.node}", other.why, other.hint)
     said = _QEMU.findall(err.why)
-    return RefusedGuestError(host.node, f"QEMU: {said[-1].strip()}" if said else err.why)
+    cause = f"QEMU: {said[-1].strip()}" if said else err.why
+    if own_image:
+        return UserError(
+            f"the guest of this job does not start on {host.node}",
+            f"libvirt or QEMU refuses it, and starts others there: {cause}",
+            "check your image, its kernel first, or ask for fewer CPUs per node",
+        )
+    return RefusedGuestError(host.node, cause)
 
 
 def smallest(spec: DomainSpec) -> DomainSpec:
-    """The same guest with one vCPU, little memory, and neither devices nor the image's kernel."""
+    """The same guest with nothing that job or image decide: one vCPU, little memory, at most one share.
+
+    What stays is the node's: its QEMU and libvirt, users, files and sockets, and its copy of the root.
+    """
     guest = spec.guest
     pin = guest.pins[0]
     cell = guest.cells[0]
@@ -130,19 +148,17 @@ def smallest(spec: DomainSpec) -> DomainSpec:
         kernel="",
         initrd="",
         cmdline="",
-        guest=replace(
-            guest,
+        disk="",
+        shares=spec.shares[:1],
+        guest=GuestPlan(
+            guest.index,
+            guest.hostname,
             pins=(VcpuPin(0, pin.os_cpu, 0),),
             topology=GuestTopology(1, 1, 1, 1),
             cells=(GuestCell(0, (0,), SMALLEST_MIB, cell.host_cell),),
             memory_mib=SMALLEST_MIB,
-            hugepage_kib=0,
-            memory_binding=MemoryBinding.NONE,
-            devices=(),
-            controllers=(),
-            pcihole64_gib=0,
-            address_bits=0,
-            interface=None,
-            nat=None,
+            emulator_cpus=(pin.os_cpu,),
+            emulator_choice="",
+            paths=guest.paths,
         ),
     )

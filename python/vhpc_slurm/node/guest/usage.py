@@ -112,7 +112,7 @@ def _shared(daemons: Sequence[ProcessRef] | None) -> SharedIo | None:
 
     They serve one guest each, and read and write little else: some kilobytes when they start.
     """
-    counts = [process.transferred(one) for one in daemons or ()]
+    counts = [transferred(one) for one in daemons or ()]
     known = [one for one in counts if one is not None]
     if daemons is None or len(known) < len(counts):
         return None
@@ -163,3 +163,17 @@ def _figure(row: dict[int, bytes], tag: Tag) -> int | None:
     """A figure; None if it is absent or impossible."""
     value = number(row, tag) if tag in row else FIGURE_MAX
     return value if value < FIGURE_MAX else None
+
+
+def transferred(ref: process.ProcessRef) -> tuple[int, int] | None:
+    """Bytes that a process has read and written by system calls, from proc(5)'s io: rchar and wchar.
+
+    None if it has ended, or the kernel does not count them.
+    """
+    try:
+        lines = Path(f"/proc/{ref.pid}/io").read_text().splitlines()
+        counts = dict(line.split(": ", 1) for line in lines)
+        found = int(counts["rchar"]), int(counts["wchar"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if process.alive(ref) else None

@@ -169,7 +169,8 @@ class Cgroup:
             with contextlib.suppress(FileExistsError):
                 target.mkdir()
             _inherit_cpuset(target)
-            (target / "cgroup.procs").write_text(str(pid))
+            with contextlib.suppress(ProcessLookupError):  # its guest has ended already
+                (target / "cgroup.procs").write_text(str(pid))
 
     def kill(self, timeout_s: float = TIMEOUT_S) -> None:
         """End all processes in it, whatever programs they run now.

@@ -197,7 +197,7 @@ def start(
 
 
 class DisturbedError(UserError):
-    """A signal has ended or stopped a helper of a guest."""
+    """The job's user has disturbed a helper of a guest: by a signal, or at a limit of own processes."""
 
 
 def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> DisturbedError | None:

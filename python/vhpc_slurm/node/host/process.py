@@ -205,27 +205,23 @@ def alive(ref: ProcessRef) -> bool:
     return start_time(ref.pid) == ref.started
 
 
-def transferred(ref: ProcessRef) -> tuple[int, int] | None:
-    """Bytes that a process has read and written by system calls, from proc(5)'s io: rchar and wchar.
-
-    None if it has ended, or the kernel does not count them.
-    """
-    try:
-        lines = Path(f"/proc/{ref.pid}/io").read_text().splitlines()
-        counts = dict(line.split(": ", 1) for line in lines)
-        found = int(counts["rchar"]), int(counts["wchar"])
-    except (OSError, ValueError, KeyError):
-        return None
-    return found if alive(ref) else None
-
-
 def killed_by(ref: ProcessRef) -> int:
     """The signal that ended a child; 0 if it lives, has ended by itself, or is not a child."""
-    try:
-        end = os.waitid(os.P_PID, ref.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return 0
-    return end.si_status if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) else 0
+    how, number = _end_of(ref)
+    return number if how in (os.CLD_KILLED, os.CLD_DUMPED) else 0
+
+
+def exit_status(ref: ProcessRef) -> int | None:
+    """The exit status of a child; None if it lives, was ended by a signal, or is not a child."""
+    how, number = _end_of(ref)
+    return number if how == os.CLD_EXITED else None
+
+
+def _end_of(ref: ProcessRef) -> tuple[int, int]:
+    with contextlib.suppress(ChildProcessError):
+        if end := os.waitid(os.P_PID, ref.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return end.si_code, end.si_status
+    return 0, 0
 
 
 def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:

@@ -100,6 +100,14 @@ def busy(layout: Layout, job_id: int) -> bool:
     return files.is_locked(layout.lock(job_id))
 
 
+def end_was_interrupted(layout: Layout, generation: Generation) -> bool:
+    """Whether the Epilog of that generation has begun, and does not run now.
+
+    Slurm repeats no Epilog. If it left a journal, it was killed or has failed.
+    """
+    return has_tombstone(layout, generation) and not busy(layout, generation.job_id)
+
+
 def sweep(layout: Layout, older_than_s: float) -> None:
     """Remove tombstones and unheld locks that are no longer needed; other files in their folders stay."""
     for path in _files(layout.run / "tombstones"):

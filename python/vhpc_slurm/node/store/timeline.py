@@ -8,12 +8,14 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, Stage, Timeline
+from vhpc_slurm.model.lease import FAILED
 
 log = logging.getLogger("vhpc")
 
@@ -61,13 +63,23 @@ class Recorder:
         try:
             yield
         except BaseException as err:
-            self._add(Stage(name, began, now(), f"failed: {err}"))
+            self._add(Stage(name, began, now(), f"{FAILED} {err}"))
             raise
         self._add(Stage(name, began, now(), detail))
 
     def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
         """Add a stage that ends now or at the given time."""
         self._add(Stage(name, began, ended or now(), detail))
+
+    def explain(self, why: str) -> None:
+        """Give the last stage, which has failed, another reason."""
+        last = self._stages.pop()
+        self._add(replace(last, detail=f"{FAILED} {why}"))
+
+    def failed(self) -> Stage | None:
+        """The last stage, if it has failed."""
+        last = self._stages[-1] if self._stages else None
+        return last if last is not None and last.detail.startswith(FAILED) else None
 
     def doing(self) -> tuple[str, float]:
         """The last stage that began, and how many seconds ago."""
