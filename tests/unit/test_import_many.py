@@ -49,7 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_of_100000_files_are_read_in_bounded_memory(source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", READ, source, tmp_path, str(COUNT + 10)]
+    command = [sys.executable, "-c", READ, str(source), str(tmp_path), str(COUNT + 10)]
     done = subprocess.run(command, check=True, capture_output=True, timeout=600)
     assert json.loads(done.stdout) < MEMORY_MIB
     listed = subprocess.run(["tar", "-tf", tmp_path / "root.tar"], check=True, capture_output=True, text=True)
@@ -64,5 +64,5 @@ def test_one_file_too_many_of_100000_leaves_nothing(
     site = Site(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(site.work))
     limits = {"import_max_mib": 256, "import_max_files": COUNT, "import_timeout_s": 600}
-    site.images = msgspec.structs.replace(site.images, **limits)  # type: ignore[arg-type]
+    site.images = msgspec.structs.replace(site.images, **limits)
     assert site.refusal(str(source)) == f"cannot import tar:{source}: it has more than {COUNT} files"
