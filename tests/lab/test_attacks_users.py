@@ -75,7 +75,11 @@ def test_tools_and_leftovers_of_users_reach_nothing_of_others(lab: Lab) -> None:
     ends = "until grep -q listens ~/forward.log; do sleep 0.2; done; cat ~/forward.log; kill $!"
     told = lab.run("login", "sh", "-c", forward + ends, user="alice").out
     assert "nothing listens on port 6818 of the guest of n1 yet" in told
-    pid, held = until(lambda: lab.run("login", "cat", "left", user="alice", check=False).out.split(), "it")
+
+    def left() -> list[str]:
+        return lab.run("login", "cat", "left", user="alice", check=False).out.split()
+
+    pid, held = until(left, "the process that stays")
     assert held == "1", "it is connected to the channel of its user's guest"
     let_go(lab, job)
     assert job.wait() == "COMPLETED"
