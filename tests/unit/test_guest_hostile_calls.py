@@ -22,7 +22,7 @@ from vhpc_slurm.node.guest.channel import GuestChannel
 if TYPE_CHECKING:
     from guest_rig import Guest
 
-pytest_plugins = ["guest_rig"]
+pytest_plugins = ["guest_rig", "pmi_rig"]
 WAIT_S = 30
 EXEC, STARTED, DATA = wire.FrameType.EXEC, wire.FrameType.STARTED, wire.FrameType.DATA
 EXIT, ERROR, CLOSE = wire.FrameType.EXIT, wire.FrameType.ERROR, wire.FrameType.CLOSE
