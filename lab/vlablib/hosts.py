@@ -9,6 +9,7 @@ the machine's own namespaces.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -163,6 +164,17 @@ def _fork_on(then: Callable[[], None]) -> None:
     then()
 
 
+def _let_go_of_callers_descriptors() -> None:
+    """Close what the caller of vlab has open when this process becomes a host.
+
+    The file of a lock would otherwise stay locked as long as the lab runs: `flock FILE lab/vlab up`.
+    """
+    for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the list itself
+                os.set_inheritable(int(name), False)
+
+
 def _run_apart(what: str, begin: Callable[[], None]) -> None:
     """Run `begin` in a child that ends in an exec; raise errors that occur before the exec."""
     reader, writer = os.pipe()  # closed by the exec
@@ -170,6 +182,7 @@ def _run_apart(what: str, begin: Callable[[], None]) -> None:
     if not child:
         try:
             os.close(reader)
+            _let_go_of_callers_descriptors()
             begin()
         except BaseException as err:  # the only way to report it to the parent
             os.write(writer, str(err).encode()[:4000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.catalog import Owner, own_folder, resolve_for
+from vhpc_slurm.catalog import Owner, own_folder, read_signed_for, resolve_for
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
@@ -130,6 +131,29 @@ def test_files_of_others_are_not_read(folder: Path, path: str) -> None:
     """Such as a hard link to a file that vhpcd may read and the user may not."""
     os.chown(folder / path if path else folder, 65534, 65534)
     assert "does not belong to alice" in refusal(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test gives a file to another user")
+@pytest.mark.parametrize(
+    "path", ["names/cuda/latest", f"manifests/sha256/{DIGEST[7:]}.json", f"signatures/sha256/{DIGEST[7:]}"]
+)
+def test_a_hard_link_shows_nothing_of_its_owner(folder: Path, path: str) -> None:
+    """The reader may read the other user's file, whose bytes are right, and so are those of the digest."""
+    images = Images(user_catalog=str(folder.parents[1] / "{user}/images"))
+    image = resolve_for(images, ImageRef.parse("own/cuda"), ME)
+    (folder / "signatures/sha256").mkdir(parents=True)
+    theirs = folder.parents[1] / "theirs"
+    found = folder / path
+    theirs.write_bytes(found.read_bytes() if found.exists() else b"secret")
+    os.chown(theirs, 65534, 65534)
+    found.unlink(missing_ok=True)
+    found.hardlink_to(theirs)
+    before = theirs.stat()
+    with pytest.raises(UserError, match=f"{re.escape(path)} does not belong to alice") as caught:
+        read_signed_for(images, resolve_for(images, image.ref, ME), ME)
+    assert "secret" not in caught.value.line()
+    after = theirs.stat()
+    assert (after.st_uid, after.st_mode, after.st_mtime) == (65534, before.st_mode, before.st_mtime)
 
 
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from pace import limit
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.node.host import confine, process
+from vhpc_slurm.node.host import confine, fuse, process
 from vhpc_slurm.node.host.cgroup import CgroupEntry
 from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError, SharedDirectory
 
@@ -232,8 +232,8 @@ def test_fuse_file_systems_of_a_user_are_told_from_the_sites() -> None:
         "31 1 0:31 / /home/alice/far rw shared:2 - fuse.sshfs x:/ rw,user_id=2001,group_id=2001\n"
         "32 1 0:32 / /home/bob/far rw - fuse x rw,user_id=20013,group_id=2002\n"
     )
-    assert confine.fuse_mounts(2001, mounts) == ["/home/alice/far"]
-    assert confine.fuse_mounts(2002, mounts) == []
+    assert [one.place for one in fuse.mounts(2001, mounts)] == ["/home/alice/far"]
+    assert fuse.mounts(2002, mounts) == []
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,36 @@ def test_a_disk_that_a_killed_prolog_left_is_made_anew(layout: Layout) -> None:
     assert file.stat().st_size == 64 * MIB
 
 
+def test_a_disk_shows_no_bytes_of_the_disk_before_it(layout: Layout, tmp_path: Path) -> None:
+    """The storage has room for one disk, so the second gets the blocks that the first has filled."""
+    whole, size = tmp_path / "storage", 100 * MIB
+    with whole.open("wb") as file:
+        file.truncate(140 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", whole], check=True)
+    layout.disks.mkdir()
+    mount = subprocess.run(["mount", "-o", "loop", whole, layout.disks], check=False, capture_output=True)
+    if mount.returncode != 0:
+        pytest.skip("needs loop devices: run where /dev/loop-control exists, as root")
+    try:
+        layout.disks.chmod(0o711)
+        disks.make(layout, JOB, 0, 100, "n1")
+        with disks.path(layout, JOB, 0).open("r+b", buffering=0) as file:  # as its QEMU writes to it
+            while file.tell() < size:
+                file.write(b"SECRET!\n" * 131072)
+            os.fsync(file.fileno())
+        disks.delete(layout, JOB, 0)
+        os.sync()
+        assert whole.read_bytes().count(b"SECRET!\n") > size / 8 * 0.9, "the storage has the bytes still"
+        other = Generation(43, 0, "0123abcd")
+        disks.make(layout, other, 0, 100, "n1")
+        with disks.path(layout, other, 0).open("rb", buffering=0) as file:
+            while data := file.read(16 * MIB):
+                assert b"SECRET" not in data
+            assert file.tell() == size
+    finally:
+        subprocess.run(["umount", layout.disks], check=True)
+
+
 def test_space_that_the_site_keeps_is_not_for_disks(small: Layout) -> None:
     assert disks.free_mib(small) == 100
     disks.check_space(small, 100, "n1")

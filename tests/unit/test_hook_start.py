@@ -23,7 +23,7 @@ NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
     *("chunks", "config", "controller", "cpulist", "errors", "files", "hardware", "hooks", "model", "munge"),
-    *("node", "record", "rootport", "terminal"),
+    *("loglines", "node", "record", "rootport", "terminal"),
 }
 MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
 COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}
@@ -214,7 +214,7 @@ def test_prolog_asks_vhpcd_before_it_imports_what_boots_guests() -> None:
     ours = {name for name in found if name.startswith("vhpc_slurm.")}
     assert {name.split(".")[1] for name in ours} <= FEW_PARTS
     assert {name for name in ours if name.startswith("vhpc_slurm.node.")} == {
-        *("vhpc_slurm.node.host", "vhpc_slurm.node.host.process"),
+        *("vhpc_slurm.node.host", "vhpc_slurm.node.host.fuse", "vhpc_slurm.node.host.process"),
         *("vhpc_slurm.node.store", "vhpc_slurm.node.store.joblock", "vhpc_slurm.node.store.layout"),
     }
     assert "dataclasses" not in found

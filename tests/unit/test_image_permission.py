@@ -22,8 +22,8 @@ from vhpc_slurm.catalog import edit, read_signed, resolve
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
-from vhpc_slurm.node.boot import permission
-from vhpc_slurm.node.store import blobsource, manifests
+from vhpc_slurm.node.boot import permission, start
+from vhpc_slurm.node.store import blobsource, copying, images, manifests
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.policy import signatures
 
@@ -215,6 +215,87 @@ def test_ssh_keygen_has_no_rights(site: Site, monkeypatch: pytest.MonkeyPatch) -
         assert (one["CapEff"], one["CapBnd"], one["NoNewPrivs"]) == ("0" * 16, "0" * 16, "1")
 
 
+# --- what is changed between the check and its use ----
+
+
+@pytest.mark.parametrize("part", ["kernel", "initrd", "root"])
+def test_own_bytes_swapped_after_the_check_are_not_staged(site: Site, own: Path, part: str) -> None:
+    """The image is signed; its owner then puts other bytes, as many, under the digest of a file of it."""
+    site.check()
+    blob = getattr(site.image.manifest, part)
+    path = own / "blobs/sha256" / blob.sha256
+    path.write_bytes(bytes(blob.size))
+    with pytest.raises(UserError, match=f"image own/base:latest is damaged: {part}: it has sha256"):
+        list(start.stage_image(site.rig.work))
+    store = site.rig.work.layout.blobs_of(USER.uid)
+    assert not (store / blob.sha256).exists()
+    assert not list(store.glob("*.part"))
+
+
+def test_a_manifest_swapped_after_the_check_changes_nothing(site: Site, own: Path) -> None:
+    """The name and the digest's own file then lead to another image, whose files are whole."""
+    site.check()
+    checked = site.image
+    other = site_catalog.publish(own, "base", b"another root")
+    raw = (own / f"manifests/sha256/{other[7:]}.json").read_bytes()
+    (own / f"manifests/sha256/{checked.digest[7:]}.json").write_bytes(raw)
+    for path in own.rglob("*"):
+        os.chown(path, USER.uid, USER.gid)
+    list(start.stage_image(site.rig.work))
+    assert site.rig.work.staged is not None
+    assert site.rig.work.staged.root.read_bytes() == b"root"
+    with pytest.raises(
+        UserError, match=f"image own/base:latest is broken: manifest: expected {checked.digest}"
+    ):
+        site.check()
+
+
+def test_a_name_moved_after_the_check_does_not_move_the_boot(site: Site) -> None:
+    site.rules(NAMED)
+    site.check()
+    digest = site.image.digest
+    site_catalog.publish(site.catalog, "base", b"another root")
+    list(start.stage_image(site.rig.work))
+    assert site.rig.work.staged is not None
+    assert site.rig.work.staged.root.read_bytes() == b"root"
+    assert site.image.digest == digest
+
+
+@pytest.mark.parametrize("how", ["overwritten", "replaced"])
+def test_bytes_swapped_within_a_copy_are_not_staged(
+    site: Site, own: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of the copy the owner puts other bytes into the file, or another file in its place."""
+    size = 8 << 20
+    site_catalog.publish(own, "base", b"x" * size)
+    for path in own.rglob("*"):
+        os.chown(path, USER.uid, USER.gid)
+    site.asks(replace(resolve(own, ImageRef("base")), ref=ImageRef("base", own=True)))
+    blob = site.image.manifest.root
+    path = own / "blobs/sha256" / blob.sha256
+    monkeypatch.setattr(images, "CHECK_S", 0.0)
+    monkeypatch.setattr(copying, "CHUNK", 1 << 16)
+    pauses, refused = 0, ""
+    try:
+        for _ in start.stage_image(site.rig.work):
+            pauses += 1
+            if pauses == 40:
+                if how == "replaced":
+                    path.rename(own / "kept")
+                path.write_bytes(b"!" * size)
+    except UserError as err:
+        refused = err.line()
+    assert pauses > 40
+    staged = site.rig.work.staged
+    if how == "overwritten":
+        assert refused.startswith("image own/base:latest is damaged: root: it has sha256")
+        assert staged is None
+    else:  # the copy goes on with the file that it has open
+        assert refused == ""
+        assert staged is not None
+        assert staged.root.read_bytes() == b"x" * size
+
+
 # --- images of users' own -----------------------------------------------------
 
 
@@ -260,6 +341,17 @@ def test_a_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what:
         os.chown(path, 0, 0)
     place = what.format(site.image.digest[7:])
     replaced(own / place).symlink_to(roots / place)
+    with pytest.raises(UserError, match="Permission denied"):
+        site.check()
+
+
+@pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}"])
+def test_a_hard_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what: str) -> None:
+    path = own / what.format(site.image.digest[7:])
+    roots = site.folder / "roots"
+    shutil.copy(path, roots)
+    roots.chmod(0o600)
+    replaced(path).hardlink_to(roots)
     with pytest.raises(UserError, match="Permission denied"):
         site.check()
 

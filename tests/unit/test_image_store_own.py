@@ -166,6 +166,21 @@ def test_a_link_to_a_file_of_root_shows_the_user_nothing(top: Path, layout: Layo
         stage(layout, ALICE)
 
 
+def test_a_hard_link_to_a_file_of_root_stages_nothing(top: Path, layout: Layout) -> None:
+    """As on a kernel without fs.protected_hardlinks: the digest is known, the bytes are not the user's."""
+    secret = top / "secret"
+    secret.write_bytes(ROOT)
+    secret.chmod(0o600)
+    path = publish(top, ALICE)
+    path.unlink()
+    path.hardlink_to(secret)
+    with pytest.raises(UserError, match="root cannot be read: Permission denied"):
+        stage(layout, ALICE)
+    about = secret.stat()
+    assert (about.st_uid, stat.S_IMODE(about.st_mode), about.st_nlink) == (0, 0o600, 2)
+    assert not [path for path in (top / "store").rglob("*") if path.name.startswith(blob("", ROOT).sha256)]
+
+
 def test_a_file_system_that_hangs_costs_only_the_users_job(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from stepd import needs_root, stepd
 from vhpc_slurm.config import load
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import FabricError, NodeError, UserError
-from vhpc_slurm.hooks import common
+from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Generation, Share
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import process
@@ -384,6 +384,6 @@ def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
 def test_a_text_cannot_forge_a_line_or_drive_a_terminal(text: str, line: str) -> None:
     assert UserError("no such folder", text).line() == f"no such folder: {line}"
     record = logging.LogRecord("vhpc", logging.INFO, "", 0, "looked at %s", (text,), None)
-    logged = common._OneLine("%(levelname)s %(message)s").format(record)
+    logged = OneLine("%(levelname)s %(message)s").format(record)
     assert logged == f"INFO looked at {line}"
     logged.encode()

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,30 @@ def test_garbage_is_dropped_without_an_answer(vhpcd: Vhpcd, data: bytes) -> None
     assert vhpcd.raw(data) == b""
     assert vhpcd.client.status()
     assert "Traceback" not in vhpcd.log
+
+
+FORGERY = "x\nERROR 9.0.00000000 not clean on n1: \x1b]0;t\x07\x9b2J\u202e\u2028\r"
+
+
+@root
+def test_a_user_cannot_forge_a_line_of_the_log(vhpcd: Vhpcd) -> None:
+    """The decoder's error names the field that the user has made up."""
+    frame = {"message": "request", "version": wire.VERSION, "nonce": "c" * 32, "body": {}}
+    bodies = [
+        frame | {FORGERY: 1},
+        frame | {"message": FORGERY},
+        frame | {"body": {"type": "status", FORGERY: 1}},
+        frame | {"body": {"type": FORGERY}},
+    ]
+    before = len(vhpcd.log)
+    for number, body in enumerate(bodies):
+        payload = msgspec.json.encode(body | {"nonce": f"{number:032x}"})
+        sealed = as_uid(NOBODY, partial(vhpcd.munge().encode, payload))
+        vhpcd.raw(frame_of(sealed), end=False)
+    said = vhpcd.log[before:]
+    assert f"uid {NOBODY}" in said
+    assert not re.search(r"[^\n -~]", said), said
+    assert not [line for line in said.splitlines() if "not clean" in line and f"uid {NOBODY}" not in line]
 
 
 def test_authentic_nonsense_is_answered_or_dropped(vhpcd: Vhpcd) -> None:

@@ -108,7 +108,7 @@ def _say(line: str) -> None:
 
 def _show(done: Report) -> None:
     for warning in done.warnings:
-        print(f"warning: {warning}")
+        print(f"warning: {one_line(warning)}")
     rows = [
         (
             one.test.name,
@@ -139,9 +139,9 @@ def _show(done: Report) -> None:
         output.write_table(heads, rows, right=("NATIVE", "GUEST", "EFFICIENCY", "PUBLISHED"))
     for one in done.tests:
         for problem in one.problems:
-            print(f"{one.test.name}: {_status(one)}: {problem}")
+            print(f"{one.test.name}: {_status(one)}: {one_line(problem)}")
     if done.failure:
-        print(f"failed: {done.failure}")
+        print(f"failed: {one_line(done.failure)}")
     if done.folder:
         print(f"outputs of the tests: {done.folder}")
     print("efficiency: guest/native for rates, native/guest for times; 1.00 is native speed, lower is slower")

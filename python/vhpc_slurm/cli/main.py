@@ -29,6 +29,7 @@ from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.cli.progress import end as end_progress
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.terminal import one_line
 
 EXIT_BY_KIND = {"user": 1, "node": 3, "teardown": 3, "fabric": 4}
 EXIT_USAGE = 2
@@ -388,7 +389,7 @@ def _with_near_names(err: VhpcError) -> VhpcError:
 
 
 def _fail(line: str, code: int) -> int:
-    print("vhpc: " + " ".join(line.split()), file=sys.stderr)
+    print(f"vhpc: {one_line(line)}", file=sys.stderr)
     return code
 
 

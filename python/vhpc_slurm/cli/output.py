@@ -7,6 +7,7 @@ are never truncated: on a narrow terminal they wrap, in a pipe lines have no lim
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,12 +21,25 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 4000
+_NOT_PLAIN = re.compile(r"[^\n -~]")
 _NUMBERED = re.compile(r"^(.*?)(0|[1-9][0-9]*)$", re.ASCII)
 
 
 def write_json(value: Any) -> None:
-    """Write one JSON document, indented, and nothing else, to stdout."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """Write one JSON document, indented, and nothing else, to stdout.
+
+    A character that is not printable is written as its escape sequence: it means the same, and a
+    terminal on which the document is read does not act on it.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    sys.stdout.write(_NOT_PLAIN.sub(_escaped, text) + "\n")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character of a string (elsewhere the encoder writes only ASCII), escaped if it is not printable."""
+    if found[0].isprintable():
+        return found[0]
+    return "\\u007f" if found[0] == "\x7f" else json.dumps(found[0])[1:-1]
 
 
 def console() -> Console:

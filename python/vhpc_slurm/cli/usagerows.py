@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, SharedIo, StepUsage, job_usage
+from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.usage_messages import UsagePage
@@ -31,7 +32,7 @@ def table(used: JobUsage) -> None:
     """Print one row for each step, and which guests have no figures."""
     output.write_table(HEAD, [row(step) for step in used.steps], right=HEAD[1:])
     for node, index, why in used.missing:
-        print(f"no figures of guest {index} on {node}: {why}")
+        print(printable(f"no figures of guest {index} on {node}: {why}"))
 
 
 def lines(used: JobUsage) -> list[str]:

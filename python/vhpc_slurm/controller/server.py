@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vhpc_slurm import __version__
+from vhpc_slurm import __version__, loglines
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.controller.api.authority import Authority
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"vhpcd {__version__}")
     options = parser.parse_args(arguments)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    loglines.to_stderr("%(levelname)s %(message)s")
     os.umask(0o077)
     try:
         config = load(options.config)

@@ -14,9 +14,9 @@ from pathlib import Path
 from vhpc_slurm import files
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
+from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Lease
 from vhpc_slurm.record import Record
-from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
 
@@ -125,14 +125,6 @@ def comment_ended(config: Config, job_id: int, line: str) -> None:
         log.warning("AdminComment of job %d is not set: %s", job_id, err.line())
 
 
-class _OneLine(logging.Formatter):
-    """Writes each message as one line: a file name must not forge a second line or control a terminal."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        record.message = one_line(record.message)
-        return super().formatMessage(record)
-
-
 class _OrStderr(logging.Handler):
     """Sends messages to one place, and to stderr those that it does not take."""
 
@@ -210,7 +202,7 @@ def _open_log(config: Config, name: str) -> None:
     path = Path(config.paths.log) / "hooks.log"
     job = os.environ.get("SLURM_JOB_ID", "-")
     ident, message = f"{name}[{os.getpid()}]", f"job {job}: %(levelname)s %(message)s"
-    full, short = _OneLine(f"%(asctime)s {ident} {message}"), _OneLine(message)
+    full, short = OneLine(f"%(asctime)s {ident} {message}"), OneLine(message)
     handler: logging.Handler
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import re
 from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.slurm.scontrol import MAX_COMMENT, Scontrol
+from vhpc_slurm.terminal import one_line
 
 _FIELDS = "JobIDRaw,JobID,State,ElapsedRaw,AllocCPUS,User,AdminComment"
 _NAME = re.compile(r"[1-9][0-9]{0,18}(?:[_+][0-9]{1,9})?")
@@ -68,7 +69,7 @@ class Accounting(Scontrol):
         Raises:
             SlurmError: sacctmgr failed.
         """
-        line = " ".join(text.split())[:COMMENT_MAX]
+        line = one_line(text)[:COMMENT_MAX]
         where = ("where", f"jobid={job.name}")
         self._run("sacctmgr", "-i", "modify", "job", *where, "set", f"AdminComment={line}")
 

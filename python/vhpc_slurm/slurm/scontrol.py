@@ -39,6 +39,7 @@ from vhpc_slurm.slurm.port import (
     Standing,
 )
 from vhpc_slurm.slurm.settings import SlurmSettings
+from vhpc_slurm.terminal import one_line
 
 T = TypeVar("T")
 MAX_COMMENT = 1024
@@ -268,7 +269,7 @@ def _short(command: str, arguments: tuple[str, ...]) -> str:
 
 
 def _one_line(text: str, limit: int) -> str:
-    return " ".join(text.split())[:limit]
+    return one_line(text)[:limit]
 
 
 def _user_name(uid: int) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, TeardownError
-from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host import fuse, process
 from vhpc_slurm.node.host.limits import Limits
 from vhpc_slurm.record import Record
 
@@ -178,10 +178,15 @@ class Cgroup:
         Raises:
             TeardownError: a process survives.
         """
-        until = time.monotonic() + timeout_s
+        began, looked = time.monotonic(), set[int]()
+        until = began + timeout_s
         while pids := self.pids():
             for folder in self.folders:
                 _kill_below(folder)
+            if time.monotonic() - began > process.FUSE_S:
+                for pid in pids - looked:
+                    fuse.end_waits(pid)
+                looked |= pids
             if time.monotonic() >= until:
                 raise TeardownError(
                     f"{len(pids)} processes of generation {self.generation} do not end",

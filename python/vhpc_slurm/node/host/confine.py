@@ -21,11 +21,10 @@ from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host import fuse, process
 from vhpc_slurm.node.host.cgroup import CgroupEntry
 from vhpc_slurm.record import Record
 
-MOUNTS = Path("/proc/self/mountinfo")
 REFUSED = ("/proc", "/sys", "/dev", "/run")
 """Never shared with a guest: processes, the kernel, devices, sockets, and the run folders of jobs."""
 
@@ -146,11 +145,11 @@ class Started(Struct):
         if error := disturbed(self.name, [self.ref]):
             return error
         share = self.confinement.share
-        mounts = [] if share is None else fuse_mounts(self.confinement.who.uid)
-        if share is not None and mounts and _waits_for_fuse(self.ref.pid):
+        mounts = [] if share is None else fuse.mounts(self.confinement.who.uid)
+        if share is not None and mounts and fuse.waits(self.ref.pid):
             return UserError(
                 f"{share.path} does not answer",
-                f"{waited}; it is on a FUSE file system of yours ({mounts[0]})",
+                f"{waited}; it is on a FUSE file system of yours ({mounts[0].place})",
                 "end the process that serves it, or submit the job from another directory",
             )
         if share is None or b"opened" in self._said:
@@ -214,27 +213,6 @@ def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> DisturbedError |
                 "one of your processes has sent it, or the node's memory ran out; submit the job again",
             )
     return None
-
-
-def fuse_mounts(uid: int, mountinfo: str | None = None) -> list[str]:
-    """Mount points of a user's FUSE file systems (fuse(4), mount option ``user_id``)."""
-    text = MOUNTS.read_text(errors="replace") if mountinfo is None else mountinfo
-    found = []
-    for line in text.splitlines():
-        fields, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        if kind.partition(".")[0] in ("fuse", "fuseblk") and f"user_id={uid}" in options.split(","):
-            found.append(fields.split(" ")[4])
-    return found
-
-
-def _waits_for_fuse(pid: int) -> bool:
-    """Whether a process waits in FUSE; True if the kernel does not report what it waits for."""
-    try:
-        stack = Path(f"/proc/{pid}/stack").read_text()
-    except OSError:
-        return True
-    return "fuse" in stack or not stack.strip()
 
 
 @contextmanager

@@ -20,10 +20,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.node.host import fuse
 from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import printable
 
 MARKER = "VHPC_GENERATION"
+FUSE_S = 1.0
+"""So long after SIGKILL a process may wait for a FUSE file system, before that is aborted."""
 _DEAD = "ZX"
 _POLL_S = 0.02
 _SCAN_S = 5.0
@@ -344,12 +347,14 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
         if not alive(ref):
             return
         steps = [(signal.SIGTERM, grace_s)] if grace_s > 0 else []
-        for signum, wait_s in [*steps, (signal.SIGKILL, kill_s)]:
+        for signum, wait_s in [*steps, (signal.SIGKILL, min(FUSE_S, kill_s)), (signal.SIGKILL, kill_s)]:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signum)
             if select.select([fd], [], [], wait_s)[0] or not alive(ref):
                 _reap(ref.pid)
                 return
+            if signum == signal.SIGKILL:
+                fuse.end_waits(ref.pid)
     finally:
         os.close(fd)
     raise TeardownError(

@@ -11,7 +11,6 @@ latest, or the command that has started it. Processes of several jobs listen on 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import socket
@@ -23,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 import vhpc_slurm
+from vhpc_slurm import loglines
 from vhpc_slurm.config import Config
 from vhpc_slurm.munge import Munge
 from vhpc_slurm.node.host import process
@@ -135,7 +135,7 @@ def addresses(config: Config, node: str) -> frozenset[str]:
 def main(argv: Sequence[str]) -> int:
     """Serve; the configuration is on standard input, ``argv`` has the descriptor of the socket."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LOG_BYTES, LOG_BYTES))
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    loglines.to_stderr("%(asctime)s %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=Config)
     server = Server(Munge(config.controller.munge_socket))
     listener = socket.socket(fileno=int(argv[0]))
