@@ -15,6 +15,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -35,7 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Without this pytest shows the values of a failed assertion only if a test module or a conftest has it.
-pytest.register_assert_rewrite(*sorted({path.stem for path in Path(__file__).parent.rglob("[a-z]*.py")}))
+_NAMES = {path.stem for path in Path(__file__).parent.rglob("[a-z]*.py")}
+pytest.register_assert_rewrite(*sorted(_NAMES - sys.modules.keys()))
 
 # How long an example takes says more of the machine than of what is tested.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from silent_fuse import silent_fuse
 
+from silent_fuse import silent_fuse
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node.host import cgroup, process
 from vhpc_slurm.node.host.cgroup import Cgroup

@@ -25,7 +25,7 @@ from vhpc_slurm.bench.report import Report
 from vhpc_slurm.bench.wish import Wish
 from vhpc_slurm.cli import bench as benches
 from vhpc_slurm.cli import copy, main, output, usagerows
-from vhpc_slurm.cli.extract import Extracted, extract
+from vhpc_slurm.cli.extract import Copied, extract
 from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Figures, JobUsage
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -82,10 +82,10 @@ def test_names_of_files_that_vhpc_cp_left_out_are_one_line(
             tar.addfile(entry)
     raw.seek(0)
     folder = os.open(tmp_path, os.O_RDONLY)
-    result: Extracted = extract(raw, folder, is_new=False)
+    result: Copied = extract(raw, folder, is_new=False)
     os.close(folder)
     copy._report(result)
-    assert result.left_out_count == 2
+    assert sum(result.counts.values()) == 2
     harmless(capsys.readouterr().err)
 
 
