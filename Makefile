@@ -51,7 +51,7 @@ types: deps ## mypy --strict
 	$(MYPY) scripts/spdx.py scripts/cmodules.py
 	for script in check pace slow steady; do $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
-	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
+	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:bench:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
