@@ -165,6 +165,24 @@ def test_libvirtd_down_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
     assert job.output() == "n1\n"
 
 
+@pytest.mark.usefixtures("no_health_check")
+def test_silent_libvirtd_requeues_the_job_and_is_an_alarm(lab: Lab) -> None:
+    """As one whose connections are used up; the node would be drained after five minutes."""
+    lab.run("n1", "pkill", "-STOP", "-x", "libvirtd")
+    try:
+        job = lab.submit("hostname", "-w", "n1")
+        until(lambda: requeued(job), "the job to be requeued", 120)
+        assert job.show()["Restarts"] == "1"
+        assert "DRAIN" not in lab.node_state("n1")[0]
+    finally:
+        lab.run("n1", "pkill", "-CONT", "-x", "libvirtd")
+    alarms = [one["what"] for one in lab.vhpc("ctl", "doctor", check=False) if one["check"] == "alarms"]
+    assert any("cannot connect to libvirt: libvirt did not answer" in what for what in alarms), alarms
+    ask_again(lab, job)
+    assert job.wait(timeout=300) == "COMPLETED"
+    assert job.output() == "n1\n"
+
+
 def test_vhpcd_down_requeues_the_job_and_drains_nothing(lab: Lab) -> None:
     lab.service("ctl", "stop", "vhpcd")
     try:
