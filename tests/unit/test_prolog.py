@@ -145,7 +145,7 @@ def test_without_vhpcd_the_job_is_requeued(node: Node) -> None:
 
 
 def test_without_vhpcd_a_job_without_requeue_is_told_why(node: Node) -> None:
-    node.answers, node.may_requeue = [FabricError("vhpcd does not answer")] * 2, False
+    node.answers, node.may_requeue = [FabricError("vhpcd does not answer")] * 3, False
     assert node.run() == 0
     assert node.comments == [
         (42, "vhpc: vhpcd does not answer; the job may not be requeued: submit it again")

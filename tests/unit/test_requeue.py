@@ -11,9 +11,11 @@ from boot_rig import boot_layout
 from prolog_rig import Node, prolog_node
 
 from vhpc_slurm import slurm
+from vhpc_slurm.controller.exchange import AnswerError
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import epilog, requeueing
 from vhpc_slurm.model import Generation
+from vhpc_slurm.munge import MungeBusyError
 from vhpc_slurm.node.store import journal, outbox, statefile, timeline
 from vhpc_slurm.slurm import conffile
 from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError, SlurmError
@@ -85,10 +87,28 @@ def test_a_requeue_ends_before_slurm_ends_the_prolog(
     assert node.comments == [(42, f"vhpc: {NO_VHPCD.line()}; {tried}; submit it again")]
 
 
+def test_a_job_without_requeue_gets_its_lease_in_the_end(
+    node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a job without guests waits until munged of its node answers."""
+    silent = MungeBusyError("cannot create a munge credential", "Timed-out; tried for 70 s")
+    node.answers, node.may_requeue = [silent, silent], False
+    assert node.run() == 0
+    assert (node.state["status"], node.comments) == ("ready", [])
+
+
+def test_a_lease_that_vhpcd_denies_is_not_asked_for_again(node: Node, clock: list[float]) -> None:
+    node.answers, node.may_requeue = [AnswerError("lease 42.0.0123abcd has no part on node n1")] * 2, False
+    assert node.run() == 0
+    assert node.state["message"] == (
+        "lease 42.0.0123abcd has no part on node n1; the job may not be requeued: submit it again"
+    )
+
+
 def test_what_the_tasks_were_told_is_released_by_the_epilog(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.answers = [NO_VHPCD] * 3
+    node.answers = [NO_VHPCD] * 4
     monkeypatch.setattr(Scontrol, "requeue", lambda *_: (_ for _ in ()).throw(NotRequeueableError("no")))
     assert node.run() == 0
     assert node.state["generation"] == "42.0.00000000"

@@ -82,9 +82,9 @@ class Exchange:
             try:
                 answer = self._once(body, deadline)
                 break
-            except MungeBusyError:
+            except MungeBusyError as err:
                 if time.monotonic() + pause_s >= deadline:
-                    raise
+                    raise MungeBusyError(err.what, f"{err.why}; tried for {limit_s:g} s", err.hint) from err
             except (OSError, EOFError) as err:
                 if time.monotonic() + pause_s >= deadline:
                     where = f"{' or '.join(self._hosts)} port {self._settings.port}"

@@ -11,8 +11,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
-from vhpc_slurm.hooks import barrier, common, timelimit
-from vhpc_slurm.hooks.requeueing import requeue, requeue_or_tell
+from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
@@ -62,13 +61,17 @@ def run(
             lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
             times = (began, statefile.uptime())
         if isinstance(lease, FabricError):
-            raise lease
+            began = statefile.uptime()
+            lease = requeueing.lease_instead(config, env, lease)
+            if lease is None:
+                return 0
+            times = (began, statefile.uptime())
         for old in cleared:
             if old != lease.generation:  # this one is acknowledged by its own Epilog
                 _queue_clean(layout, env, old, "cleared by Prolog")
         return _prepare(config, layout, env, client, lease, times)
     except FabricError as err:
-        requeue_or_tell(config, env, err)
+        requeueing.requeue_or_tell(config, env, err)
         return 0
     except (NodeError, TeardownError) as err:
         common.drain(config, env.node, err)
@@ -344,7 +347,7 @@ def _copy_consoles(job: _Job) -> str:
 
 def _try_again(job: _Job, error: FabricError) -> None:
     """Requeue the job; if it may not be requeued, let it fail with the reason."""
-    why = requeue(job.config, job.env, error)
+    why = requeueing.requeue(job.config, job.env, error)
     if not why:
         teardown.tear_down(job.layout, job.journal, job.recorder)
         return

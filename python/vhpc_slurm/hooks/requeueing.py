@@ -8,9 +8,10 @@ import time
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.exchange import AnswerError
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import Generation, LeaseState
+from vhpc_slurm.model import Generation, Lease, LeaseState
 from vhpc_slurm.node.store import kinds, statefile, timeline
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -26,9 +27,29 @@ MAY_NOT = "the job may not be requeued: submit it again"
 
 def requeue_or_tell(config: Config, env: common.HookEnv, error: FabricError) -> None:
     """Requeue a job without a lease, or tell its tasks and AdminComment why it was not requeued."""
+    if why := requeue(config, env, error):
+        _tell(config, env, error, why)
+
+
+def lease_instead(config: Config, env: common.HookEnv, error: FabricError) -> Lease | None:
+    """Requeue a job whose lease could not be had, or get its lease after all: a job without guests waits too.
+
+    Returns None if the job was requeued, or if its user was told why not.
+    """
     why = requeue(config, env, error)
-    if not why:
-        return
+    wait_s = min(float(config.controller.lease_wait_s), left_s(config))
+    if why == MAY_NOT and wait_s > 0 and not isinstance(error, AnswerError):
+        # Slurm has answered, so munged of this node does as well.
+        try:
+            return ControllerClient(config).lease(env.job_id, env.restart, env.node, wait_s)
+        except FabricError as err:
+            error = err
+    if why:
+        _tell(config, env, error, why)
+    return None
+
+
+def _tell(config: Config, env: common.HookEnv, error: FabricError, why: str) -> None:
     line = f"{error.line()}; {why}"
     _tell_tasks(config, env, line)
     try:
