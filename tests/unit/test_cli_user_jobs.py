@@ -18,6 +18,7 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, request, sto
 from forked_vhpc import Forked, run, run_json
 from vhpcd_process import Vhpcd, make
 
+from vhpc_slurm.cli import bootline, userconsole
 from vhpc_slurm.model import GuestPlacement, Lease, NodeReport, Stage, Timeline
 from vhpc_slurm.node.guest import console
 
@@ -174,6 +175,25 @@ def test_a_console_says_what_it_waits_for(site: Site, node: Path, calls: Path) -
     process.read_until("two\n")
     (node / "console.log").unlink()
     assert process.end()[:2] == (0, "")
+
+
+def test_a_console_without_text_is_said_once(
+    site: Site, node: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quiet kernel writes nothing."""
+    monkeypatch.setattr(userconsole, "ASK_S", 0.1)
+    monkeypatch.setattr(bootline, "AGAIN_S", 0.1)
+    lease = site.opened(42)
+    for name in lease.allocation.node_names:
+        stages = (Stage("setup g0", 1.0, 2.0),)
+        site.vhpcd.client.report_timeline(Timeline(lease.generation, name, stages))
+    (node / "console.log").write_bytes(b"")
+    process = Forked(OWNER, site.config, "console", "42", "--follow")
+    line = process.read_error_until("\n")
+    assert line.startswith("vhpc: no text from job 42 yet: ")
+    time.sleep(2)  # twenty times as long as until the next question
+    (node / "console.log").unlink()
+    assert process.end() == (0, "", "")
 
 
 def test_following_ends_well_when_slurm_ends_the_step(site: Site, node: Path, calls: Path) -> None:

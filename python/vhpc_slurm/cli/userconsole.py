@@ -21,6 +21,10 @@ from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
 
 PROGRAM = "vhpc-console"
 """A task of this name runs on the node: vhpc-run prints a guest's console (guest/run/console.c)."""
+NOTHING = (
+    "no text from job {} yet: Slurm has not started the step that reads the console, or the guest has "
+    "written nothing to it"
+)
 ASK_S = 3.0
 """Seconds without output after which the user is told why."""
 
@@ -93,12 +97,15 @@ def _pieces(config: Config, job_id: int, node: str, guest: int, *, follow: bool)
 
 
 def _wait(config: Config, job_id: int, out: IO[bytes]) -> None:
-    """Wait for the step's first output. Slurm starts the step after the Prolog: say so on stderr."""
+    """Wait for the step's first output, and say on stderr why there is none yet.
+
+    Slurm starts the step after the Prolog; a guest with a quiet kernel may write nothing at all.
+    """
     said, said_at = "", 0.0
     while not select.select([out], [], [], ASK_S)[0]:
         what = _waits_for(config, job_id)
         plain, now = bootline.without_seconds(what), time.monotonic()
-        if plain == said and now - said_at < bootline.AGAIN_S:
+        if plain == said and (what == NOTHING.format(job_id) or now - said_at < bootline.AGAIN_S):
             continue
         print(f"vhpc: {what}", file=sys.stderr, flush=True)
         said, said_at = plain, now
@@ -112,6 +119,6 @@ def _waits_for(config: Config, job_id: int) -> str:
         if record is not None:
             progress = booting.get(str(record.lease.generation))
     if record is None or progress is None:
-        return f"waiting for Slurm to start a step of job {job_id}, which reads the console"
+        return NOTHING.format(job_id)
     line = bootline.line(record.lease.request.guests_per_node, progress)
     return f"job {job_id} boots, and its consoles can be read when all guests are ready: {line}"
