@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -171,42 +171,6 @@ def test_a_refused_own_image_is_no_alarm(rig: BootRig, monkeypatch: pytest.Monke
     with pytest.raises(UserError):
         run(rig)
     assert asked == [True]
-
-
-@pytest.mark.parametrize("error", [DomainRefusedError("cannot start", "refused"), NodeError("no answer")])
-def test_a_limit_of_the_user_explains_a_failed_start(
-    rig: BootRig, monkeypatch: pytest.MonkeyPatch, error: NodeError
-) -> None:
-    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
-    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
-    rig.hypervisor.error = error
-    with pytest.raises(UserError) as caught:
-        run(rig)
-    assert caught.value is why
-
-
-def test_a_start_that_a_users_limit_blocks_is_not_waited_for(
-    rig: BootRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """passt whose epoll watches are used up goes on, and QEMU waits for it."""
-    why = UserError("passt, which the guest needs, does not work")
-    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
-    monkeypatch.setattr(start, "SLOW_S", 0.0)
-
-    def create(_xml: str, _timeout_s: float, watch: Callable[[], None]) -> None:
-        watch()
-        raise AssertionError("the wait goes on")
-
-    monkeypatch.setattr(rig.hypervisor, "create", create)
-    with pytest.raises(UserError) as caught:
-        run(rig)
-    assert caught.value is why
-
-
-def test_a_limit_of_the_user_explains_a_silent_guest(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
-    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
-    assert fail_at_hello(rig, monkeypatch, alive=False, crash=None) is why
 
 
 # --- a guest that does not come up ------------------------------------------------------

@@ -122,6 +122,9 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         _send_topology(guest, channel, timeout_s)
         channel.ready(timeout_s=timeout_s)
     except ChannelError as err:
+        helpers = work.helpers[guest.index]
+        if error := helpers.disturbed() or helpers.exhausted():
+            raise error from err
         raise UserError(
             f"image {work.image.ref} could not be set up on {work.plan.node}",
             str(err),
