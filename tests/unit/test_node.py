@@ -102,6 +102,19 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
 # --- orphans -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["notes", "²", "77"])
+def test_stray_file_in_the_jobs_folder_is_removed(layout: Layout, name: str) -> None:
+    layout.jobs.mkdir(parents=True, exist_ok=True)
+    (layout.jobs / name).touch()
+    (layout.jobs / "link").symlink_to("/etc")
+    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind == "orphan-folder"]
+    assert {finding.what.split()[0] for finding in found} == {str(path) for path in layout.jobs.iterdir()}
+    for finding in found:
+        finding.repair()
+    assert list(layout.jobs.iterdir()) == []
+    assert Path("/etc/passwd").exists()
+
+
 def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
@@ -110,12 +123,8 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     disk = disks.path(layout, Generation.parse(GENERATION), 0)
     disk.touch()
     (layout.disks / "lost+found").mkdir()
-    expected = [
-        "orphan-disk",
-        "orphan-folder",
-        "orphan-pin",
-        "orphan-uid",
-    ]  # processes are the whole machine's: not ours to end
+    # processes are the whole machine's: not ours to end
+    expected = ["orphan-disk", "orphan-folder", "orphan-pin", "orphan-uid"]
     found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in expected]
     assert sorted(finding.kind for finding in found) == expected
     journal = Journal(layout.journals, Generation.parse(GENERATION))

@@ -12,6 +12,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
@@ -268,12 +269,20 @@ def _orphan_folders(layout: Layout) -> Iterator[NodeFinding]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.jobs.iterdir()):
             if not _is_of_known_job(layout, path.name):
-                repair = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
-                yield NodeFinding(Kind.ORPHAN_FOLDER, f"folder {path} belongs to no journal", repair)
+                repair = _unless(partial(_is_of_known_job, layout, path.name), partial(_remove, path))
+                yield NodeFinding(Kind.ORPHAN_FOLDER, f"{path} belongs to no journal", repair)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder with all in it, or a file or link that somebody has put in a folder's place."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
 
 
 def _is_of_known_job(layout: Layout, name: str) -> bool:
-    return name.isdigit() and int(name) in {generation.job_id for generation in _known(layout)}
+    return name.isdecimal() and int(name) in {generation.job_id for generation in _known(layout)}
 
 
 def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
