@@ -42,6 +42,9 @@ _FILES = {
     ),
     # as `systemctl enable vhpc-node-setup.service`
     "etc/systemd/system/slurmd.service.d/vlab.conf": "[Unit]\nWants=vhpc-node-setup.service\n",
+    # as `vhpc setup node` closes them to users
+    "etc/systemd/system/libvirtd.socket.d/vhpc.conf": "[Socket]\nSocketMode=0600\n",
+    "etc/systemd/system/libvirtd-ro.socket.d/vhpc.conf": "[Socket]\nSocketMode=0600\n",
 }
 
 
