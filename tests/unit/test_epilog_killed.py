@@ -93,6 +93,11 @@ class Node:
         signal.pidfd_send_signal = before(signal.pidfd_send_signal)
         epilog.run(self.layout.config)
 
+    def reported(self, _usage: object, ack: Acknowledgement) -> bool:
+        """As vhpcd takes usage and acknowledgement; other nodes have not reported."""
+        self.acknowledged.append(ack)
+        return False
+
     def leases(self, *_: object, **__: object) -> list[LeaseRecord]:
         lease = dataclasses.replace(lease_of(7, 7, "n1"), segment=None)
         assert (lease.generation, lease.state) == (GENERATION, LeaseState.READY)
@@ -117,6 +122,7 @@ def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(ControllerClient, "look", silent)
     monkeypatch.setattr(ControllerClient, "report_usage", lambda *_: False)
     monkeypatch.setattr(ControllerClient, "acknowledge", silent)
+    monkeypatch.setattr(ControllerClient, "report_and_acknowledge", silent)
     monkeypatch.setattr(ControllerClient, "leases", made.leases)
     monkeypatch.setattr(audit, "audit", of_files)
     monkeypatch.setattr(segments, "audit", lambda _: [])
@@ -129,6 +135,7 @@ def reconciled(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Reconcile while vhpcd answers; returns the kinds of what was repaired."""
     with monkeypatch.context() as patch:
         patch.setattr(ControllerClient, "acknowledge", lambda _, ack: node.acknowledged.append(ack))
+        patch.setattr(ControllerClient, "report_and_acknowledge", node.reported)
         results = run.reconcile(node.layout.config, "n1", check=False)
     assert all(result.repaired for result in results), results
     return [result.kind.value for result in results]

@@ -212,7 +212,7 @@ def full_for_publisher(top: Path) -> list[str]:
 def on_a_small_disk(tmp_path: Path, what: str) -> list[str]:
     """Lines of one of the functions above, with a tmpfs in a mount namespace."""
     script = f'mount -t tmpfs -o size=24m none {tmp_path} && exec "$@"'
-    paths = json.dumps([str(PACKAGES), str(Path(__file__).parent)])
+    paths = json.dumps(sys.path)
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     done = subprocess.run(
         [*command, sys.executable, "-c", FULL, paths, str(tmp_path), what],

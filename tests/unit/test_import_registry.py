@@ -23,7 +23,7 @@ from registry import Registry, registry
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import taking
 from vhpc_slurm.importing.archives import Folder, read_fetched
-from vhpc_slurm.importing.fetch import fetch, registry_manifest
+from vhpc_slurm.importing.fetch import _size, fetch, registry_manifest
 from vhpc_slurm.importing.layers import Budget
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
@@ -318,3 +318,12 @@ def test_a_fetched_manifest_is_checked(tmp_path: Path, manifest: bytes, says: st
     (tmp_path / "manifest.json").write_bytes(manifest)
     with pytest.raises(RefusedError, match=says):
         read_fetched(Folder(tmp_path))
+
+
+def test_renamed_blob_counts_once(tmp_path: Path) -> None:
+    """skopeo gives a blob its last name while its folder is read, so that both names are seen."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "oci-put-blob1").write_bytes(bytes(1000))
+    (tmp_path / "blobs/complete").hardlink_to(tmp_path / "oci-put-blob1")
+    (tmp_path / "index.json").write_bytes(bytes(10))
+    assert _size(tmp_path) == (1010, 2)

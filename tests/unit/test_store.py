@@ -191,7 +191,7 @@ while True:
 def test_kill_9_at_any_moment_leaves_a_consistent_state(leases_at: Place) -> None:
     chance = random.Random(7)
     said: list[str] = []
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "python")}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(6):
         writer = subprocess.Popen(
             [sys.executable, "-c", WRITER, written(leases_at), str(Path(__file__).parent)],

@@ -195,7 +195,7 @@ def test_kill_9_of_a_copy_leaves_all_or_nothing(engine: str, tmp_path: Path) -> 
             ],
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": SOURCES, "PATH": "/usr/sbin:/usr/bin:/bin"},
+            env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": "/usr/sbin:/usr/bin:/bin"},
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "begins\n"

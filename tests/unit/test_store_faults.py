@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -329,7 +330,7 @@ def test_kill_9_of_the_server_loses_nothing_confirmed(run_dir: str) -> None:
                 [sys.executable, "-c", WRITES, written(settings), str(Path(__file__).parent)],
                 stdout=subprocess.PIPE,
                 text=True,
-                env={"PYTHONPATH": SOURCES, "PATH": "/usr/sbin:/usr/bin:/bin"},
+                env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": "/usr/sbin:/usr/bin:/bin"},
             )
             assert process.stdout is not None
             said.append(int(process.stdout.readline()))

@@ -41,7 +41,7 @@ from vhpc_slurm.controller.leases.reconcile import Patience
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.model import Allocation, ImageRef, LeaseState, NodeAllocation, Stage, Timeline
+from vhpc_slurm.model import Allocation, Generation, ImageRef, LeaseState, NodeAllocation, Stage, Timeline
 from vhpc_slurm.slurm import connect
 
 pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
@@ -234,11 +234,15 @@ def test_leases_and_waiting_nodes_survive_a_restart(vhpcd: Vhpcd) -> None:
     assert vhpcd.client.open_generation(request(), allocation()) == lease
 
 
+def reported(vhpcd: Vhpcd, generation: Generation) -> tuple[str, ...]:
+    return vhpcd.client.ready(generation, "n2", "waiting", about=("n1",)).reported
+
+
 def test_the_ready_barrier_survives_a_restart(vhpcd: Vhpcd) -> None:
     generation = vhpcd.client.open_generation(request(), allocation()).generation
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(vhpcd.client.ready, generation, "n1", "passed", wait_s=60.0)
-        wait_for(lambda: vhpcd.client.status().connections == 2, "it never waited")
+        wait_for(lambda: reported(vhpcd, generation) == ("n1",), "n1 never said that it is ready")
         vhpcd.kill()
         vhpcd.start()
         state = vhpcd.client.ready(generation, "n2", "waiting", about=("n1",))

@@ -187,14 +187,14 @@ def _watch(
 
 
 def _size(folder: Path) -> tuple[int, int]:
-    """Bytes and number of all files below a folder; files may vanish meanwhile."""
-    size = count = 0
+    """Bytes and number of all files below a folder; files may vanish or get other names meanwhile."""
+    sizes: dict[int, int] = {}  # by inode: skopeo renames what is complete, perhaps into a folder further on
     for above, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                size += Path(above, name).lstat().st_size
-                count += 1
-    return size, count
+                about = Path(above, name).lstat()
+                sizes[about.st_ino] = about.st_size
+    return sum(sizes.values()), len(sizes)
 
 
 def skopeo(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def pending(folder: Path) -> list[Path]:
     found = []
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another hook has sent it meanwhile
-            found.append((path.stat().st_mtime, path))
+            found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found)]
 
 
@@ -127,8 +128,7 @@ def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
                 log.warning("the acknowledgement %s waits: %s", path.name, err.line())
                 left += 1
                 in_a_row += 1
-                with contextlib.suppress(OSError):
-                    os.utime(path)  # the next attempt begins with others
+                _put_last(folder, path)
                 if in_a_row == MOST_NOT_TAKEN:
                     return left + len(waiting) - sent - 1
                 continue
@@ -137,6 +137,17 @@ def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
                 return left + len(waiting) - sent
             in_a_row = 0
     return left
+
+
+def _put_last(folder: Path, path: Path) -> None:
+    """Have the next attempt begin with the others.
+
+    The kernel's clock of files advances by milliseconds, so that "now" may be the time of another one.
+    """
+    with contextlib.suppress(OSError):
+        last = max(other.stat().st_mtime_ns for other in folder.glob("*.json"))
+        moment = max(time.time_ns(), last + 1)
+        os.utime(path, ns=(moment, moment))
 
 
 def _remove(folder: Path, path: Path, inode: int, suffix: str = "") -> None:
