@@ -114,11 +114,15 @@ def waits(lab: Lab, job: Job, node: str) -> None:
 
 @contextmanager
 def configured(lab: Lab, host: str, table: str, line: str) -> Iterator[None]:
-    """A host has one more line in a table of its vhpc.toml."""
-    file = "/etc/vhpc/vhpc.toml"
+    """A host has a line in a table of its vhpc.toml, in place of the one with the same key, if any."""
+    file, key = "/etc/vhpc/vhpc.toml", line.partition("=")[0].strip()
     lab.run(host, "cp", "-p", file, f"{file}.before")
+    edit = (
+        f"sed -i -e '/^\\[{table}\\]$/,/^\\[/{{/^{key} *=/d}}' -e 's/^\\[{table}\\]$/&\\n{line}/' {file}; "
+        f"grep -qx '{line}' {file}"
+    )
     try:
-        lab.run(host, "sh", "-ec", f"sed -i 's/^\\[{table}\\]$/&\\n{line}/' {file}; grep -qx '{line}' {file}")
+        lab.run(host, "sh", "-ec", edit)
         yield
     finally:
         lab.run(host, "mv", f"{file}.before", file)

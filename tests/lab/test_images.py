@@ -48,7 +48,7 @@ def test_a_digest_gives_its_image_whatever_the_name_means(lab: Lab, digests: dic
     assert job.accounted("State,AdminComment") == ["COMPLETED", comment]
     assert job.output().splitlines() == [f"{MOVED}:latest@{digests['sound']}", "n1"]
     absent = lab.finish("true", "-w", "n1", image=f"{IMAGE}@sha256:{'0' * 64}")
-    assert f"the catalogue has no manifest sha256:{'0' * 64}" in absent.output()
+    assert f"image {IMAGE}:latest@sha256:{'0' * 64} is unknown" in absent.output()
 
 
 def test_users_read_the_catalogue_and_only_its_owner_changes_it(lab: Lab, digests: dict[str, str]) -> None:
@@ -138,7 +138,7 @@ def test_a_bad_own_image_fails_its_users_job_and_no_node(lab: Lab) -> None:
     """Whose catalogue it is, what vhpcd may not read, and what the user may not read on the node."""
     cases = (
         ("bob", "own/mine", "true", "bob has no image catalogue of their own"),
-        ("alice", "own/none", "true", "image own/none:latest is unknown: "),
+        ("alice", "own/none", "true", r"image own/none:latest is unknown \(.*vhpc image import SOURCE own/none"),
         ("alice", "own/mine", f"chmod 700 {OWN}/names", "cannot read .*Permission denied .*chmod a.rX"),
         ("alice", "own/mine", f"chmod 755 {OWN}/names && rm -r {OWN}/blobs", "kernel cannot be read"),
         (

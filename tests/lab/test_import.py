@@ -133,6 +133,7 @@ def test_a_bad_import_says_why_and_leaves_nothing(lab: Lab, home: str) -> None:
         "login", "find", OWN, "-name", ".import-*", "-o", "-name", "bad", user="alice", check=False
     )
     assert not left.out
+    lab.run("login", "mkdir", "-p", "tree", user="alice")
     refused = lab.run("login", "vhpc", "image", "import", "tree", "box", user="alice", check=False)
     assert "cannot change the image catalogue /shared/vhpc/catalog" in refused.err
 

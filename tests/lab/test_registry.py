@@ -44,12 +44,18 @@ def registry(lab: Lab) -> Iterator[str]:
         lab.run("login", "rm", "-rf", f"/scratch/{user}", user=user)
 
 
-def test_an_image_has_its_digest_on_the_other_side(lab: Lab, registry: str) -> None:
-    source = f"{registry}/site/minimal:1"
-    pushed = lab.run("login", *TRUST, "vhpc", "image", "push", IMAGE, source, user="alice", timeout=300)
-    assert re.fullmatch(rf"{source} sha256:[0-9a-f]{{64}}\n", pushed.out)
+@pytest.fixture(scope="module")
+def pushed(lab: Lab, registry: str) -> str:
+    """An image of the site, as vhpc image push puts it into the registry."""
+    target = f"{registry}/site/minimal:1"
+    done = lab.run("login", *TRUST, "vhpc", "image", "push", IMAGE, target, user="alice", timeout=300)
+    assert re.fullmatch(rf"{target} sha256:[0-9a-f]{{64}}\n", done.out)
+    return target
+
+
+def test_an_image_has_its_digest_on_the_other_side(lab: Lab, pushed: str) -> None:
     digest = lab.run("ctl", "cat", f"/shared/vhpc/catalog/names/{IMAGE}/latest").out.strip()
-    pulled = lab.run("login", *TRUST, "vhpc", "image", "pull", source, "own/got", user="bob", timeout=300)
+    pulled = lab.run("login", *TRUST, "vhpc", "image", "pull", pushed, "own/got", user="bob", timeout=300)
     assert pulled.out.split() == ["own/got:latest", digest]
     job = lab.finish("uname -r; srun hostname", "-w", "n1", user="bob", image="own/got")
     assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image own/got:latest@{digest}"]
@@ -69,8 +75,8 @@ def container(lab: Lab, registry: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("kind", ["image", "container"])
-def test_a_job_names_what_a_registry_has(lab: Lab, registry: str, container: str, kind: str) -> None:
-    source = container if kind == "container" else f"{registry}/site/minimal:1"
+def test_a_job_names_what_a_registry_has(lab: Lab, pushed: str, container: str, kind: str) -> None:
+    source = container if kind == "container" else pushed
     words = (*TRUST, "sbatch", "--parsable", f"--vhpc-image={source}", "-w", "n1")
     script = "#!/bin/sh\nhostname; srun sh -c 'echo ${GREETING:-no greeting}'\n"
     for word in ("now", "already"):
@@ -82,10 +88,9 @@ def test_a_job_names_what_a_registry_has(lab: Lab, registry: str, container: str
     assert job.output().splitlines() == ["n1", greeting]
 
 
-def test_a_kind_is_not_taken_for_the_other(lab: Lab, registry: str, container: str) -> None:
-    image = f"{registry}/site/minimal:1"
+def test_a_kind_is_not_taken_for_the_other(lab: Lab, registry: str, pushed: str, container: str) -> None:
     for words, says in (
-        (("import", image, "own/x"), "vhpc image pull"),
+        (("import", pushed, "own/x"), "vhpc image pull"),
         (("pull", container, "own/x"), "vhpc image import"),
         (("pull", f"{registry}/site/none:1", "own/x"), "site/none:1"),
     ):
