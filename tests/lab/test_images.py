@@ -138,7 +138,7 @@ def test_a_bad_own_image_fails_its_users_job_and_no_node(lab: Lab) -> None:
     """Whose catalogue it is, what vhpcd may not read, and what the user may not read on the node."""
     cases = (
         ("bob", "own/mine", "true", "bob has no image catalogue of their own"),
-        ("alice", "own/none", "true", r"image own/none:latest is unknown \(.*vhpc image import SOURCE own/none"),
+        ("alice", "own/none", "true", r"own/none:latest is unknown \(.*vhpc image import SOURCE own/none"),
         ("alice", "own/mine", f"chmod 700 {OWN}/names", "cannot read .*Permission denied .*chmod a.rX"),
         ("alice", "own/mine", f"chmod 755 {OWN}/names && rm -r {OWN}/blobs", "kernel cannot be read"),
         (
