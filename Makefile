@@ -10,7 +10,7 @@ PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITE  ?= trixie
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
-JOBS   ?= $(shell echo $$((1 + 3 * $$(nproc))))
+JOBS   ?= $(shell echo $$((1 + 2 * $$(nproc))))
 UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit $(JOBS) -q --dist loadgroup
 
 .PHONY: help

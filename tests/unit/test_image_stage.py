@@ -363,6 +363,22 @@ def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
+def test_ctrl_c_at_the_start_of_a_step_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.on("n1", "exec sleep 600")  # it runs, and nothing in this process knows it yet
+    real, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr("vhpc_slurm.slurm.noderuns.subprocess.Popen", interrupted)
+    run = NodeRuns(str(site.folder)).run
+    with pytest.raises(KeyboardInterrupt):
+        list(run([Place("n1", "idle", "main")], ["vhpc"], parallel=1, timeout_s=60, memory_mib=64))
+    assert [child.poll() is not None for child in started] == [True]
+
+
 def test_ctrl_c_ends_all_steps(site: Site) -> None:
     for node in ("n1", "n2"):
         site.on(

@@ -143,14 +143,15 @@ def copy(
         while waiting or jobs.copying or jobs.serving:
             while waiting and len(jobs.copying) < parallel:
                 place = waiting.pop()
-                run = runs.start(
-                    place,
-                    [*command, OPTION],
-                    timeout_s=LIFETIMES * timeout_s,
-                    memory_mib=memory_mib,
-                    talks=True,
-                )
-                jobs.copying[place.node] = run
+                with noderuns.interrupt_deferred():
+                    run = runs.start(
+                        place,
+                        [*command, OPTION],
+                        timeout_s=LIFETIMES * timeout_s,
+                        memory_mib=memory_mib,
+                        talks=True,
+                    )
+                    jobs.copying[place.node] = run
                 run.tell(msgspec.json.encode(Begin(name, place.node, nodes)))
             ended = jobs.look()
             yield from ended

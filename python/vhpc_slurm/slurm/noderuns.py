@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 from vhpc_slurm.errors import UserError
@@ -147,7 +150,8 @@ class NodeRuns:
             while waiting or running:
                 while waiting and len(running) < parallel:
                     place = waiting.pop()
-                    running.append(self.start(place, command, timeout_s=timeout_s, memory_mib=memory_mib))
+                    with interrupt_deferred():
+                        running.append(self.start(place, command, timeout_s=timeout_s, memory_mib=memory_mib))
                 ended = [run for run in running if run.has_ended()]
                 for run in ended:
                     running.remove(run)
@@ -169,6 +173,7 @@ class NodeRuns:
         """Start a command on a node; arguments as ``run``.
 
         ``talks``: it has a standard input, which ends if this process is killed.
+        Call it in ``interrupt_deferred``, and note the result there: Ctrl-C does not reach srun.
 
         Raises:
             SlurmError: there is no srun.
@@ -276,6 +281,25 @@ def _complaint(said: str) -> str:
     others = [line for line in lines if not line.startswith("srun: ")]
     errors = [line for line in lines if line.startswith(ERROR)] or lines
     return (others[-1] if others else errors[0].removeprefix(ERROR) if errors else "")[:MAX_COMPLAINT]
+
+
+@contextlib.contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block: what the block starts is noted then, and can be ended.
+
+    The signal is not blocked, because a child would inherit that.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals do not interrupt others
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
 
 
 def end(runs: Sequence[Run]) -> None:
