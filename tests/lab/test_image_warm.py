@@ -33,6 +33,7 @@ def inodes(lab: Lab, node: str, names: dict[str, int]) -> list[str]:
 def test_a_warmed_node_copies_nothing_when_a_job_starts(lab: Lab) -> None:
     names = files(lab)
     for node in NODES:
+        lab.run(node, "vhpc", "image", "stage", IMAGE)  # the list of the root's chunks stays
         forget(lab, node, names)
     done = lab.run("login", "vhpc", "image", "warm", IMAGE, "-w", "n[1-2]", "--json", timeout=600)
     nodes = json.loads(done.out)["nodes"]
