@@ -126,7 +126,8 @@ def test_root_of_a_node_cannot_forge_lines_of_vhpcds_log(vhpcd: Vhpcd) -> None:
     client.acknowledge(Ack(generation, "n2", clean=False, note=EVIL))
     said = vhpcd.log[before:]
     assert said.count("forged") == 3
-    lines = said.splitlines()
+    # no Slurm answers here, which vhpcd finds out once a minute
+    lines = [line for line in said.splitlines() if not line.startswith("WARNING not reconciled: ")]
     assert all(re.match(r"(WARNING|ERROR) 42\.0\.[0-9a-f]{8} [ -~ü]*\Z", line) for line in lines), said
 
 
