@@ -7,7 +7,7 @@
  * Slurm is too old. On hosts Slurm ends the whole job then, so nobody sees the 0. In guests the job
  * goes on: the srun of this guest tells the reason, and ends mpirun with an error.
  *
- * Guests without a network between them: mpirun of Open MPI 5.0.7 crashes, and Hydra waits for ever
+ * Guests without a network between them: mpirun of Open MPI 5.0.7 crashes, and Hydra never ends
  * for proxies that do not find it. The srun of this guest tells the reason instead, and ends them.
  */
 #ifndef VHPC_LAUNCHER_H

@@ -101,7 +101,7 @@ def test_one_job_s_internal_error_fails_no_other_job(service: Alone, network: De
     assert why.line() == "vhpcd failed: internal error: KeyError(1) (see the log of vhpcd)"
 
 
-def test_jobs_that_are_ready_hear_it_whatever_fails_later(
+def test_ready_jobs_are_answered_when_a_later_step_fails(
     service: Alone, network: Defective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.open(request(1), allocation("n1"), identity())

@@ -178,7 +178,7 @@ def test_a_console_says_what_it_waits_for(site: Site, node: Path, calls: Path) -
     assert process.end()[:2] == (0, "")
 
 
-def test_a_console_without_text_is_said_once(
+def test_empty_console_is_reported_once(
     site: Site, node: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quiet kernel writes nothing."""

@@ -36,7 +36,7 @@ def test_a_plugin_is_found_through_includes(tmp_path: Path) -> None:
     assert plugstack_of(tmp_path, f"include {tmp_path}/plugstack.conf.d/*.conf\n").level is Level.OK
 
 
-def test_plugstack_is_beside_the_hosts_own_slurm_conf(tmp_path: Path) -> None:
+def test_plugstack_is_read_from_the_folder_of_slurm_conf(tmp_path: Path) -> None:
     own = tmp_path / "opt/plugstack.conf"
     own.parent.mkdir()
     own.write_text("required vhpc.so\n")

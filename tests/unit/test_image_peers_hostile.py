@@ -171,7 +171,7 @@ def test_a_parent_too_slow_for_the_deadline_is_left(tmp_path: Path) -> None:
         assert SIZE - 3 * CHUNK <= found["catalogue"] < SIZE
 
 
-def test_nobody_there_costs_one_wait_for_the_whole_image(
+def test_unreachable_peers_cost_one_wait_for_an_image(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with lease(tmp_path, 4) as job:

@@ -192,7 +192,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 
 
 @needs_munged
-def test_a_generation_is_released_whatever_its_timeline_is(vhpcd: Vhpcd, tmp_path: Path) -> None:
+def test_generation_with_an_unusable_timeline_is_released(vhpcd: Vhpcd, tmp_path: Path) -> None:
     """Its timeline is longer than vhpcd takes, also compressed."""
     folder, client, noise = tmp_path / "outbox", vhpcd.client, random.Random(1)
     for job_id in (1, 2):

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of tests that pytest and ctest write as JUnit files, for scripts/check and scripts/steady."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+def cases(file: Path) -> list[ElementTree.Element]:
+    """The tests in a file; none if it is missing or was cut off."""
+    try:
+        return list(ElementTree.parse(file).iter("testcase"))  # noqa: S314 - our own tests have written it
+    except (FileNotFoundError, ElementTree.ParseError):
+        return []
+
+
+def has_failed(case: ElementTree.Element) -> bool:
+    """Whether a test, or what was before or after it, has failed."""
+    return case.find("failure") is not None or case.find("error") is not None
+
+
+def name(case: ElementTree.Element) -> str:
+    """A test as a person names it."""
+    where = (case.get("classname") or "").removeprefix("tests.")
+    test = (case.get("name") or "").split("@", maxsplit=1)[0]
+    return f"{where}::{test}" if where and where != test else test
