@@ -11,11 +11,12 @@ from pathlib import Path
 import mariadb_server
 import pytest
 from captured import Trees, unpack
-from controller_lab import Munged, munged
+from controller_lab import Munged, munged, stop
 from fabric_lab import DEFAULT, HAVE_SIMULATOR, NEEDED, SimulatedFabric, simulated_fabric
 from mariadb_server import Proxy
 from store_backends import ENGINES, Place, place
 from vhpc_command import Vhpc, publish, two_sockets
+from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.fabric.smp import FabricReader
@@ -95,6 +96,15 @@ def trees() -> Iterator[Trees]:
 def leases_at(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place without leases, in each engine of the store."""
     return place(request.param, tmp_path)
+
+
+@pytest.fixture
+def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
+    """A vhpcd of the test's own; test modules that need other settings have another one."""
+    found = make(tmp_path, daemon).start()
+    yield found
+    if found.process is not None:
+        stop(found.process)
 
 
 @pytest.fixture(scope="module")

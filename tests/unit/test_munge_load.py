@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
-from vhpcd_process import Vhpcd, make
+from controller_lab import HAVE_MUNGED, allocation, request
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
@@ -28,14 +28,6 @@ from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.reconcile import acknowledging
 
 pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
-
-
-@pytest.fixture
-def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
-    found = make(tmp_path, daemon).start()
-    yield found
-    if found.process is not None:
-        stop(found.process)
 
 
 @pytest.fixture

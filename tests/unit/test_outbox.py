@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
+from controller_lab import HAVE_MUNGED, allocation, request
 from doctor_rig import one
-from vhpcd_process import Vhpcd, make
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.cli.checks import Level
 from vhpc_slurm.cli.checks import node as node_checks
@@ -181,14 +180,6 @@ def test_doctor_shows_the_outbox(layout: Layout) -> None:
 
 
 # --- with a vhpcd -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
-    found = make(tmp_path, daemon).start()
-    yield found
-    if found.process is not None:
-        stop(found.process)
 
 
 @needs_munged

@@ -6,15 +6,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, as_uid, request, stop
+from controller_lab import HAVE_MUNGED, NOBODY, ChildError, allocation, as_uid, request
 from lease_records import put, record
 from store_backends import ENGINES, open_at, place
-from vhpcd_process import Vhpcd, make
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.cli import jobs
 from vhpc_slurm.controller.store.database import SqliteStore
@@ -138,14 +137,6 @@ def test_a_report_replaces_an_earlier_one_of_its_node() -> None:
 
 
 # --- vhpcd ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
-    found = make(tmp_path, daemon).start()
-    yield found
-    if found.process is not None:
-        stop(found.process)
 
 
 @needs_munged
