@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,18 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.node.host import process
+
+
+@pytest.fixture(scope="session", autouse=True)
+def marker_of_this_worker() -> Iterator[None]:
+    """Makes each worker of pytest-xdist see, and end, marked processes of its own tests only.
+
+    Generations of the same name are in many files, and vhpc searches the whole node for their processes.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "MARKER", f"{process.MARKER}_{os.getpid()}")
+        yield
 
 
 @pytest.fixture

@@ -32,8 +32,7 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import segments
 from vhpc_slurm.reconcile.finding import Kind
 
-# These files find processes of one generation on the whole machine.
-pytestmark = [pytest.mark.skipif(bool(usable()), reason=usable()), pytest.mark.xdist_group("nft-owner")]
+pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 layout = boot_layout
 cluster = real_cluster
 BOTH = replace_network(allowed=("none", "job", "nat"), default="none")

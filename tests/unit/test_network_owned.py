@@ -34,8 +34,7 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, nat, owned, plan, segment, tools
 
-# These files find processes of one generation on the whole machine.
-pytestmark = [pytest.mark.skipif(bool(usable()), reason=usable()), pytest.mark.xdist_group("nft-owner")]
+pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 
 cluster = real_cluster
 n1 = first_node
