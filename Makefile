@@ -11,7 +11,7 @@ MYPY   := .venv/bin/mypy --strict
 SUITE  ?= trixie
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
 JOBS   ?= $(shell echo $$((1 + 2 * $$(nproc))))
-UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit $(JOBS) -q --dist loadgroup
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/in-memory-tmp scripts/tests unit $(JOBS) -q --dist loadgroup
 
 .PHONY: help
 help: ## Show this list

@@ -321,7 +321,8 @@ def test_what_unknown_peers_send_is_held_within_bounds(vhpcd: Vhpcd) -> None:
         # the last ones are those that were not dropped
         assert is_open(links[-1])
         assert sum(map(is_open, links)) < 30
-        assert resident() - before < 32 << 20
+        # 60 MiB were sent; 16 MiB are held, each of them in two buffers for a moment
+        assert resident() - before < 48 << 20
         assert took(vhpcd, NODE, 903) < PATIENCE_S
     assert "is closed: its address " in vhpcd.log
 

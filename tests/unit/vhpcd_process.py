@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import pwd
 import socket
@@ -93,13 +93,17 @@ class Vhpcd:
     def raw(self, data: bytes, *, end: bool = True, seconds: float = 15.0) -> bytes:
         """Send bytes as they are; all that comes back."""
         with socket.create_connection(("127.0.0.1", self.config.controller.port), timeout=seconds) as link:
-            link.sendall(data)
-            if end:
-                link.shutdown(socket.SHUT_WR)
             answer = b""
-            with contextlib.suppress(ConnectionResetError):
+            try:
+                link.sendall(data)
+                if end:
+                    link.shutdown(socket.SHUT_WR)
                 while chunk := link.recv(65536):
                     answer += chunk
+            except OSError as err:
+                # vhpcd may close it as soon as it has read enough
+                if err.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+                    raise
             return answer
 
     def munge(self) -> Munge:
