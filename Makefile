@@ -83,7 +83,7 @@ ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a sh
 	@cmake -S . -B $(BUILD)/asan -G Ninja -DVHPC_SANITIZE=ON >$(BUILD)/asan.log || { cat $(BUILD)/asan.log; exit 1; }
 	cmake --build $(BUILD)/asan
 	ctest --test-dir $(BUILD)/asan --output-on-failure -j $(shell nproc) --output-junit $(CURDIR)/$(BUILD)/check/ctest.xml
-	scripts/fuzz --runs 20000
+	scripts/fuzz --runs 2000
 
 .PHONY: lab-up
 lab-up: deps ## Start the one-machine cluster with this checkout installed and an image published
