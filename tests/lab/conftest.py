@@ -14,6 +14,11 @@ from injection import until
 from twins import FILES, WHERE
 
 LIMIT_S = 1200
+# Files that take longest: they come first, so that no lab works alone at the end.
+LONGEST = (
+    *("network", "usage", "policy", "fabric", "guests_per_node", "jobs", "user_views", "faults"),
+    *("het", "images", "user_tools", "same", "errors", "nat", "signals", "import", "attacks_helpers"),
+)
 
 # Each worker of pytest-xdist but the first has a lab of its own: scripts/lab-tests brings them up.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
@@ -23,11 +28,23 @@ if _WORKER != "gw0":
         os.environ["VLAB_DATA"] += f"-{_WORKER}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test is ended because the machine is slow: each wait has a limit of its own."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sets the limit and the order of the tests on the lab.
+
+    No test is ended because the machine is slow: each wait has a limit of its own.  With pytest-randomly,
+    files are in random order; the tests of a file are not: most share jobs, and end them in turn.
+    """
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT_S))
+    paths = list(dict.fromkeys(item.path for item in ours))
+    if config.getoption("randomly_seed", None) is None:
+        places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+        paths.sort(key=lambda path: places.get(path.name, len(places)))
+    files = {path: number for number, path in enumerate(paths)}
+    ordered = iter(sorted(ours, key=lambda item: (files[item.path], item.location[1] or 0)))
+    items[:] = [next(ordered) if item in ours else item for item in items]
 
 
 @pytest.fixture(scope="session")
