@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def with_disks(layout: Layout, **changes: object) -> Layout:
     """The same node with other settings of [disks]."""
     settings = msgspec.structs.replace(layout.config.disks, **changes)
     return Layout(msgspec.structs.replace(layout.config, disks=settings))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On a disk, as on nodes: on tmpfs the file has fewer blocks than were reserved after mkfs.ext4."""
+    with tempfile.TemporaryDirectory(prefix="vhpc-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
