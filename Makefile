@@ -44,11 +44,15 @@ lint: deps ## ruff, clang-format, clang-tidy, cycles of C modules, shellcheck, m
 fix: deps ## Format all sources, apply ruff's fixes, write SPDX lines
 	scripts/lint --fix
 
+.PHONY: promises
+promises: ## Write docs/guarantees-tests.md from the markers of the tests
+	@scripts/promises.py
+
 .PHONY: types
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
-	$(MYPY) scripts/spdx.py scripts/cmodules.py
+	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py
 	for script in check pace slow steady; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench

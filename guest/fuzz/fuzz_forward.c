@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: attack.forward */
 /* What a host sends to `vhpc-agent --forward`, with any bytes: what is kept stays bounded. */
 #include <errno.h>
 #include <stdlib.h>

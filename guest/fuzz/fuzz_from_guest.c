@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: attack.channel */
 /*
  * A hostile guest: arbitrary bytes from the virtio-serial port into the shim, with two clients, one
  * of them in the middle of a program, for whose output it shares memory with the shim.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: pmi.exchange, attack.channel */
 /*
  * Arbitrary bytes from a PMI server: what passes has the same length in one piece and in pieces,
  * and a mapping is written for any text. The first bytes choose tasks, guests and the size of

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.replies, attack.usage
 """Fuzz what a guest answers to root's hooks: a hostile guest writes all of it."""
 
 from __future__ import annotations

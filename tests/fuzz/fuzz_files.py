@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.manifest
 """Fuzz what is read from disk: a crash, a full disk or a clumsy hand may have damaged it.
 
 The first line of an input names the reader, the rest is the file.  A reader

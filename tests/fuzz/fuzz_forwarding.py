@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.forward
 """Fuzz what a guest sends to `vhpc forward` on a login host: a hostile guest writes all of it."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.peer-port
 """Fuzz what nodes of a lease say to each other: root of another node, or whoever has its address, writes it.
 
 The first line of an input is a message, as a request and as an answer; the rest is what follows the answer.

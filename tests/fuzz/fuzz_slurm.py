@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.job-name
 """Fuzz what Slurm's commands print, in which users' texts stand unquoted.
 
 The first line of an input is the command, the rest its output.  ``text`` stands

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# promise: attack.garbage
 """Fuzz vhpcd: what an unknown peer's bytes and an authorised peer's requests can do to it.
 
 An input is lines.  ``K`` as the first: there is a fabric, and leases have keys.

@@ -60,6 +60,7 @@ static void a_script_is_private_and_goes_again(void **state)
     execspec_free(&s);
 }
 
+/* promise: attack.host-command */
 static void a_name_stays_in_the_folder(void **state)
 {
     static char huge[4096];
@@ -76,6 +77,7 @@ static void a_name_stays_in_the_folder(void **state)
     }
 }
 
+/* promise: attack.host-command */
 static void other_commands_have_no_operand(void **state)
 {
     static const char *const names[] = {"srun", "salloc", "squeue", "sacct", "xsbatch"};

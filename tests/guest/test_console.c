@@ -75,6 +75,7 @@ static void a_short_console_is_left_alone(void **state)
         assert_int_equal(line_at(f, at), at / LINE);
 }
 
+/* promise: console.size */
 static void a_long_console_keeps_its_beginning_and_its_end(void **state)
 {
     struct fixture *f = *state;

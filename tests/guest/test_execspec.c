@@ -111,6 +111,7 @@ static void one_refusal_of_pmi_is_enough(void **state)
     execspec_free(&s);
 }
 
+/* promise: attack.host-command */
 static void an_operand_is_an_argument(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: fabric.address, fabric.environment */
 /* Variables of programs for the job's ports, and which value wins. */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: fabric.guest-ports */
 /*
  * How the agent reads a guest's InfiniBand ports. The trees look like those of mlx5:
  * Documentation/ABI/stable/sysfs-class-infiniband, and drivers/infiniband/core/sysfs.c of Linux

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: net.keepalive */
 /* Which connections of a cgroup get TCP keepalive: this kernel loads the program and runs it. */
 #include <arpa/inet.h>
 #include <errno.h>

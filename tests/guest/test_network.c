@@ -114,6 +114,7 @@ static struct execspec program(const struct agent *a, char *const *envp)
     return spec;
 }
 
+/* promise: mpi.interface */
 static void transports_use_the_jobs_network_unless_the_user_chose(void **state)
 {
     static const char *const names[] = {"FI_TCP_IFACE",

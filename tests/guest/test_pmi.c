@@ -76,6 +76,7 @@ static void each_guest_is_a_node_of_the_mapping(void **state)
 }
 
 /* Where the plugin puts a task: tests/spank/test_state.c has the same rule. */
+/* promise: pmi.exchange */
 static void every_task_shares_a_node_with_those_of_its_guest_only(void **state)
 {
     (void)state;
@@ -281,6 +282,7 @@ static void the_server_is_where_all_variables_say(void **state)
     assert_int_equal(ntohs(server.at.in6.sin6_port), 65535);
 }
 
+/* promise: attack.pmix */
 static void no_other_address_is_a_server(void **state)
 {
     static const char *const wrong[] = {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: mpi.refuse */
 /* What a program asks of Slurm's PMI server, in pieces of every size. */
 #include <string.h>
 

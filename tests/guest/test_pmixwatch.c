@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: mpi.refuse */
 /*
  * What a program asks of Slurm's PMIx server, in pieces of every size. Headers and numbers are
  * those of OpenPMIx 3.2 to 6.1 (src/mca/ptl/ptl_types.h, src/include/pmix_globals.h).

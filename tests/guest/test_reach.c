@@ -127,6 +127,7 @@ static void run(const struct reach_want *want, char *text, size_t size)
     reach_close(&r, NULL);
 }
 
+/* promise: net.barrier */
 static void only_answers_of_full_size_count(void **state)
 {
     struct reach_want want = wanted(1450, "127.0.0.1", "::1");

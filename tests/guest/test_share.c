@@ -188,6 +188,7 @@ static void a_guest_may_end_while_it_fills_memory(void **state)
     rig_close(&r);
 }
 
+/* promise: attack.shared-output */
 static void a_client_can_neither_write_nor_shrink_it(void **state)
 {
     struct rig r;
@@ -209,6 +210,7 @@ static void a_client_can_neither_write_nor_shrink_it(void **state)
     rig_close(&r);
 }
 
+/* promise: attack.shared-output */
 static void clients_beyond_the_limit_get_their_output_without_it(void **state)
 {
     enum { CLIENTS = 66, LIMIT = 64 };

@@ -41,6 +41,7 @@ static void a_client_that_comes_early_is_told_and_waits(void **state)
     rig_close(&r);
 }
 
+/* promise: attack.neighbour */
 static void another_user_is_refused(void **state)
 {
     struct rig r;
@@ -235,6 +236,7 @@ static int stalled(struct rig *r, uint32_t session, size_t bytes)
     return client;
 }
 
+/* promise: attack.channel-memory */
 static void clients_that_do_not_read_share_one_limit(void **state)
 {
     struct rig r;

@@ -60,6 +60,7 @@ static void a_client_that_does_not_read_stops_nobody_else(void **state)
     rig_close(&r);
 }
 
+/* promise: attack.channel */
 static void data_beyond_the_window_breaks_the_guest(void **state)
 {
     struct rig r;
@@ -186,6 +187,7 @@ static void v_reboot(int g)
     buf_free(&b);
 }
 
+/* promise: attack.channel, attack.call-flood */
 static void what_a_guest_may_not_say_breaks_it(void **state)
 {
     void (*const violation[])(int) = {

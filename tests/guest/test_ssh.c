@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* promise: net.ssh */
 /* The ssh operation and the files for mpirun: what is refused, and what is written. */
 #include <dirent.h>
 #include <errno.h>

@@ -216,6 +216,7 @@ static void the_reply_has_ended_and_running_programs(void **state)
     buf_free(&b);
 }
 
+/* promise: usage.oom */
 static void a_step_tells_once_that_memory_was_short(void **state)
 {
     static struct agent a;

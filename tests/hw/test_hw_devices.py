@@ -15,6 +15,7 @@ PAGES = 128  # host.hugepages of lab/hardware/vhpc.toml, for each cell
 STANDIN, VIRTUAL_82576 = "0x1b36:0x0005", "0x8086:0x10ca"
 
 
+@pytest.mark.promise("hw.job")
 def test_a_job_has_its_gpu_and_its_function_and_gives_them_back(quiet: Machine) -> None:
     before = quiet.probe("node")
     job = quiet.submit()

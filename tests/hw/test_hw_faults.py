@@ -34,6 +34,7 @@ def changed(quiet: Machine) -> Iterator[Machine]:
     quiet.shell(BACK)
 
 
+@pytest.mark.promise("hw.refuse")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -74,6 +75,7 @@ def booting(job: Job) -> str:
 QEMU, LIBVIRTD, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "^/usr/sbin/libvirtd", "[v]hpc_slurm.hooks.prolog"
 
 
+@pytest.mark.promise("hw.killed")
 def test_a_killed_qemu_ends_its_job_and_frees_its_devices(quiet: Machine) -> None:
     with quiet.stage("kill -9 of QEMU under a running job"):
         job = quiet.submit()
@@ -85,6 +87,7 @@ def test_a_killed_qemu_ends_its_job_and_frees_its_devices(quiet: Machine) -> Non
     assert not quiet.quarantined()
 
 
+@pytest.mark.promise("hw.restart")
 def test_a_job_survives_killed_libvirtd_and_restarted_slurmd(quiet: Machine) -> None:
     with quiet.stage("kill -9 of libvirtd, restart of slurmd under a running job"):
         job = quiet.submit()
@@ -97,6 +100,7 @@ def test_a_job_survives_killed_libvirtd_and_restarted_slurmd(quiet: Machine) -> 
     assert "down\n" in job.output()
 
 
+@pytest.mark.promise("hw.killed")
 def test_a_qemu_killed_in_its_boot_drains_nothing(quiet: Machine) -> None:
     with quiet.stage("kill -9 of QEMU in a guest's boot"):
         job = quiet.submit()
@@ -108,6 +112,7 @@ def test_a_qemu_killed_in_its_boot_drains_nothing(quiet: Machine) -> None:
     assert not quiet.quarantined()
 
 
+@pytest.mark.promise("hw.killed")
 @pytest.mark.parametrize(
     ("victim", "stage"),
     [
@@ -128,6 +133,7 @@ def test_a_kill_while_a_guest_starts_returns_its_devices(quiet: Machine, victim:
     assert not quiet.quarantined()
 
 
+@pytest.mark.promise("hw.unplug")
 def test_a_gpu_that_is_pulled_from_under_a_guest_is_quarantined(quiet: Machine) -> None:
     with quiet.stage("GPU pulled from under a running guest"):
         job = quiet.submit()

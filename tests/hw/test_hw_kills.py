@@ -29,6 +29,7 @@ def end(job: ByHand) -> None:
     job.drive("end")
 
 
+@pytest.mark.promise("hw.killed")
 def test_a_prolog_killed_at_any_write_leaves_devices_unchanged(quiet: Machine) -> None:
     before = quiet.probe("node")
     for number in itertools.count(1):
@@ -43,6 +44,7 @@ def test_a_prolog_killed_at_any_write_leaves_devices_unchanged(quiet: Machine) -
         assert code == KILLED
 
 
+@pytest.mark.promise("hw.killed")
 def test_libvirtd_killed_at_a_prolog_write_costs_no_device(quiet: Machine) -> None:
     before = quiet.probe("node")
     for number in itertools.count(1, 3):

@@ -94,6 +94,7 @@ def test_a_damaged_root_is_said(image: Image, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.promise("import.container")
 def test_two_builds_give_the_same_digest(
     tmp_path: Path, standin: Path, init: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.promise("build.user")
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test makes an account")
 @pytest.mark.skipif(shutil.which("newuidmap") is None, reason="apt install uidmap")

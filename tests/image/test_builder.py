@@ -169,6 +169,7 @@ def test_publishing_the_same_again_keeps_the_digest(tmp_path: Path) -> None:
     assert other.digest != first.digest
 
 
+@pytest.mark.promise("image.canonical")
 def test_one_content_has_one_digest_under_all_names(tmp_path: Path) -> None:
     first = publish(tmp_path, "tiny", "1", fields(), blobs())
     assert publish(tmp_path, "other", "2", fields(), blobs()).digest == first.digest

@@ -80,6 +80,7 @@ def test_an_intact_root_is_read_whole(image: Image) -> None:
     assert done.said("python") == ["status=0 42"]
 
 
+@pytest.mark.promise("image.verity", "attack.root-file")
 def test_a_changed_byte_of_a_file_is_an_error(image: Image, disk: Path) -> None:
     size, (_, (first, place), *_) = extents(image)
     flip(disk, place + 100)
@@ -95,6 +96,7 @@ def test_a_changed_byte_of_a_file_is_an_error(image: Image, disk: Path) -> None:
     assert done.said("overlay") == ["writable"]
 
 
+@pytest.mark.promise("image.verity")
 def test_a_changed_hash_is_an_error_too(image: Image, disk: Path) -> None:
     data, place = image.manifest["verity"]["data_size"], extents(image)[1][1][1] // BLOCK
     *above, _ = levels(data // BLOCK)
@@ -127,6 +129,7 @@ def changed(image: Image, disk: Path, how: str) -> Boot:
 MISMATCH = r"the root does not match its root hash \(was the file on the node changed\?\): Input/output error"
 
 
+@pytest.mark.promise("image.verity", "attack.root-file")
 @pytest.mark.parametrize(
     ("how", "says"),
     [

@@ -132,6 +132,7 @@ def het(lab: Lab) -> Iterator[Whole]:
     lab.quiet()
 
 
+@pytest.mark.promise("array.element")
 def test_the_element_with_the_array_id_is_requeued_alone(lab: Lab, array: Whole) -> None:
     (own,) = [number for number, part in array.parts().items() if part.job_id == array.id]
     ask(lab, "requeue", array.id)
@@ -142,6 +143,7 @@ def test_the_element_with_the_array_id_is_requeued_alone(lab: Lab, array: Whole)
     }
 
 
+@pytest.mark.promise("array.element")
 def test_the_element_with_the_array_id_is_cancelled_alone(lab: Lab, array: Whole) -> None:
     (own,) = [number for number, part in array.parts().items() if part.job_id == array.id]
     ask(lab, "cancel", array.id)
@@ -150,6 +152,7 @@ def test_the_element_with_the_array_id_is_cancelled_alone(lab: Lab, array: Whole
     assert others == ["RUNNING", "RUNNING"]
 
 
+@pytest.mark.promise("array.element")
 def test_each_element_has_a_comment_of_its_own(lab: Lab, array: Whole) -> None:
     for part in array.parts().values():
         ask(lab, "set_admin_comment", part.job_id, f"for {part.job_id}")
@@ -172,6 +175,7 @@ def test_a_het_component_has_its_own_comment_and_shares_the_end(lab: Lab, het: W
     until(lambda: {part.state for part in het.parts().values()} == {"CANCELLED"}, "both to be cancelled")
 
 
+@pytest.mark.promise("array.element")
 def test_a_prolog_without_vhpcd_requeues_only_its_element(lab: Lab) -> None:
     array = Whole(lab, WAIT, "--array=0-1", "-H", "-n1", "-w", "n1", f"--vhpc-image={IMAGE}")
     array.run(0)
@@ -210,6 +214,7 @@ def test_what_one_element_is_refused_is_no_siblings_comment(lab: Lab) -> None:
     assert array.said(0) == "up\ndone\n"
 
 
+@pytest.mark.promise("attack.reconcile-name")
 def test_an_element_with_a_forged_name_is_cancelled_alone(lab: Lab) -> None:
     array = Whole(lab, WAIT, "--array=0-1", "-H", "-n1", "-w", "n1", f"--vhpc-image={IMAGE}")
     array.run(0)
@@ -225,6 +230,7 @@ def test_an_element_with_a_forged_name_is_cancelled_alone(lab: Lab) -> None:
     assert array.said(0) == "up\ndone\n"
 
 
+@pytest.mark.promise("array.element")
 def test_a_het_component_without_vhpcd_requeues_the_whole_job(lab: Lab) -> None:
     option = f"#SBATCH --vhpc-image={IMAGE} -n1 -w"
     script = f"{option} n1\n#SBATCH -o slurm-%A_0.out\n#SBATCH hetjob\n{option} n2\n{WAIT}"

@@ -101,6 +101,7 @@ def log_length(lab: Lab) -> int:
 # --- looking into helpers, and outliving the job in them ----------------------------
 
 
+@pytest.mark.promise("attack.trace")
 def test_a_user_cannot_reach_into_his_daemons(lab: Lab, job: Job) -> None:
     pids = daemons(lab)
     out = lab.run(NODE, "python3", "-", *pids, user="alice", stdin=REACH).out
@@ -124,6 +125,7 @@ def test_helpers_keep_their_cpus_and_root_directory(lab: Lab, job: Job) -> None:
         assert not {"home", "run", "dev", "sys", "var", "tmp"} & set(root), root
 
 
+@pytest.mark.promise("attack.survive")
 def test_escaped_processes_end_with_the_job(lab: Lab, job: Job) -> None:
     """A daemon that was taken over may start what it likes; it stays in the control group."""
     script = f"""
@@ -139,6 +141,7 @@ exec setpriv --reuid=2001 --regid=2001 --clear-groups env -i setsid -f sleep 777
     assert lab.run(NODE, *find, check=False).out == ""
 
 
+@pytest.mark.promise("attack.memory-kept")
 def test_held_guest_memory_is_noticed_and_its_holder_ended(lab: Lab, job: Job) -> None:
     """As a hole in the confinement would let him: root hands it to him here."""
     mark = log_length(lab)
@@ -160,6 +163,7 @@ done
 """
 
 
+@pytest.mark.promise("attack.daemon-signal")
 @pytest.mark.parametrize(("signal", "word"), [("KILL", "SIGKILL"), ("STOP", "stopped by a signal")])
 def test_a_daemon_signalled_in_the_boot_fails_only_the_job(lab: Lab, signal: str, word: str) -> None:
     lab.run("login", "rm", "-f", "enough", user="alice")
@@ -174,6 +178,7 @@ def test_a_daemon_signalled_in_the_boot_fails_only_the_job(lab: Lab, signal: str
     settled(lab)
 
 
+@pytest.mark.promise("attack.daemon-signal")
 def test_a_daemon_stopped_in_its_job_costs_that_job_alone(lab: Lab, job: Job) -> None:
     lab.run(NODE, "pkill", "-STOP", "-u", "alice", "-x", "virtiofsd")
     lab.run("ctl", "scancel", str(job.id))
@@ -181,6 +186,7 @@ def test_a_daemon_stopped_in_its_job_costs_that_job_alone(lab: Lab, job: Job) ->
     settled(lab)
 
 
+@pytest.mark.promise("attack.fuse-home")
 def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
     lab.run(NODE, "sh", "-c", "cat > /tmp/hung.py; rm -f /tmp/o-* /tmp/hung.out", stdin=HUNG)
     serve = "setsid python3 /tmp/hung.py /home/alice </dev/null >/tmp/hung.out 2>&1 &"
@@ -199,6 +205,7 @@ def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("attack.workdir-link")
 def test_where_a_working_directory_leads_decides_what_is_shared(lab: Lab) -> None:
     """Shared by its name, a link to / would be the node's root with its /proc."""
     output = ("-o", "/home/alice/slurm-%j.out")
@@ -225,6 +232,7 @@ def uid_of(lab: Lab, job: Job) -> int:
     return int(names[0].rsplit("/", 1)[1])
 
 
+@pytest.mark.promise("attack.uids")
 def test_the_next_guest_gets_another_uid_that_owns_no_file(lab: Lab) -> None:
     first = lab.submit(WAITING, "-n1", "-w", NODE)
     runs(lab, first)
@@ -255,6 +263,7 @@ def test_the_next_guest_gets_another_uid_that_owns_no_file(lab: Lab) -> None:
 # --- what helpers write ----------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.daemon-log")
 def test_channel_clients_cannot_fill_the_shims_log_or_memory(lab: Lab, job: Job) -> None:
     attack = f"""
 import socket, time

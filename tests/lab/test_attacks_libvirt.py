@@ -24,12 +24,14 @@ def attacked(lab: Lab, how: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.promise("libvirt.closed", "attack.libvirt")
 def test_users_cannot_fill_libvirt_after_setup(lab: Lab) -> None:
     found = attacked(lab, "closed")
     refused = {"held": 0, "why": "PermissionError", "vhpc": "connected"}
     assert [found[name] for name in SOCKETS] == [refused, refused], found
 
 
+@pytest.mark.promise("libvirt.closed")
 def test_sockets_of_the_distribution_let_users_fill_libvirt(lab: Lab) -> None:
     """The reason for the setup; vhpc then reports how many connections there are."""
     found = attacked(lab, "open")
@@ -39,6 +41,7 @@ def test_sockets_of_the_distribution_let_users_fill_libvirt(lab: Lab) -> None:
         assert "vhpc setup node" in found[name]["vhpc"]
 
 
+@pytest.mark.promise("attack.libvirt")
 def test_users_cannot_connect_to_the_labs_libvirt(lab: Lab) -> None:
     (check,) = [
         one for one in lab.vhpc("n1", "doctor", check=False) if one["check"] == "node.libvirt_sockets"

@@ -35,6 +35,7 @@ def busy(lab: Lab, host: str) -> bool:
     return lab.run(host, "timeout", "1", "munge", "-n", check=False).code != 0
 
 
+@pytest.mark.promise("munge.silent")
 def test_a_flood_of_a_node_s_munged_fails_no_job_of_others(lab: Lab) -> None:
     """With and without guests the job waits, or is requeued, and runs when munged answers again."""
     with flood("n1"):

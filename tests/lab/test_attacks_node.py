@@ -94,6 +94,7 @@ def victim(lab: Lab) -> Iterator[int]:
         lab.run(NODE, "umount", "-l", "/home/alice/slow", check=False)
 
 
+@pytest.mark.promise("attack.fuse-environ")
 def test_a_process_with_its_environment_on_fuse_holds_up_no_hook(lab: Lab, victim: int) -> None:
     assert "/home/alice/slow" in lab.run(NODE, "cat", f"/proc/{victim}/maps").out, "else this shows nothing"
     job = lab.finish("hostname", "-n1", "-w", NODE)

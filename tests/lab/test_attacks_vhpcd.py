@@ -109,6 +109,7 @@ def logged(lab: Lab) -> int:
     return int(lab.run("ctl", "sh", "-c", "wc -l </var/log/vlab/vhpcd.log").out)
 
 
+@pytest.mark.promise("vhpcd.flood", "attack.flood", "attack.log-fill")
 @pytest.mark.usefixtures("_starts_noted")
 @pytest.mark.parametrize(
     "kind",
@@ -181,6 +182,7 @@ def held_by(lab: Lab, job: Job) -> tuple[str, list[str]]:
     return state, nodes
 
 
+@pytest.mark.promise("attack.other-node", "attack.controller-request")
 def test_root_of_a_node_cannot_speak_for_others(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N1", "-w", "n2", user="bob")
     runs(lab, job)
@@ -269,6 +271,7 @@ def replayed(lab: Lab, host: str, requests: list[str], user: str = "alice") -> l
     ).out.split()
 
 
+@pytest.mark.promise("attack.replay")
 def test_what_was_captured_on_the_network_is_of_no_use(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N1", "-w", "n2", user="bob")
     runs(lab, job)

@@ -54,6 +54,7 @@ def logged(lab: Lab, node: str, job: Job) -> list[str]:
 # --- jobs that start --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.barrier")
 def test_the_script_starts_when_all_guests_answer(lab: Lab) -> None:
     job = lab.submit("echo up; ping -c1 -W20 -M do -s 1400 n2 | grep -c ' 0% '", "-N2", JOB)
     paused(lab, job, "n2")
@@ -69,6 +70,7 @@ def test_the_script_starts_when_all_guests_answer(lab: Lab) -> None:
     print("seconds at the barrier:", took)
 
 
+@pytest.mark.promise("net.barrier")
 def test_the_first_step_of_an_allocation_waits_too(lab: Lab) -> None:
     script = "ping -c1 -W20 $(echo $VHPC_NODELIST | cut -d, -f$((2 - SLURM_NODEID))) | grep -c ' 0% '"
     for command in (("srun",), ("salloc", "srun")):
@@ -78,6 +80,7 @@ def test_the_first_step_of_an_allocation_waits_too(lab: Lab) -> None:
         assert done.out == "1\n1\n", done
 
 
+@pytest.mark.promise("net.ssh")
 def test_host_files_name_all_guests_and_their_cpus(lab: Lab) -> None:
     job = lab.finish(
         "echo $VHPC_HOSTFILE $VHPC_MACHINEFILE; cat $VHPC_HOSTFILE $VHPC_MACHINEFILE; nproc\n"
@@ -96,6 +99,7 @@ def test_host_files_name_all_guests_and_their_cpus(lab: Lab) -> None:
     assert lines[9:] == [f" 4 {name} slots={cpus}" for name in names], "each guest has the file"
 
 
+@pytest.mark.promise("net.ssh")
 def test_an_image_without_ssh_has_neither_keys_nor_a_port(lab: Lab) -> None:
     job = lab.finish("ls /run/vhpc; ls /etc/ssh 2>&1; ss -Hltn", "-N2", JOB)
     assert "ssh" not in job.output().replace("'/etc/ssh'", ""), job.output()
@@ -105,6 +109,7 @@ def test_an_image_without_ssh_has_neither_keys_nor_a_port(lab: Lab) -> None:
 # --- jobs that cannot start -------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_a_guest_that_does_not_come_up_fails_the_whole_job(lab: Lab) -> None:
     """The script does not start on the first node, whose own guest is well."""
     job = lab.submit("echo up", "-N2", JOB)
@@ -116,6 +121,7 @@ def test_a_guest_that_does_not_come_up_fails_the_whole_job(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_one_of_four_guests_that_does_not_come_up_is_named(lab: Lab) -> None:
     """The second guest of the second node; none of the other three is left."""
     four = ("-N2", "--ntasks-per-node=2", "--vhpc-guests-per-node=2", "--mem=1400", JOB)
@@ -129,6 +135,7 @@ def test_one_of_four_guests_that_does_not_come_up_is_named(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("net.barrier-fails")
 @pytest.mark.parametrize("node", [pytest.param("n1", marks=pytest.mark.slow), "n2"])
 def test_a_cut_underlay_names_the_pair_and_drains_no_node(lab: Lab, node: str) -> None:
     """A job that may not be requeued shows the line to its user."""
@@ -145,6 +152,7 @@ def test_a_cut_underlay_names_the_pair_and_drains_no_node(lab: Lab, node: str) -
     settled(lab)
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_a_job_starts_again_when_the_underlay_is_repaired(lab: Lab) -> None:
     with cut(lab, "n2"):
         job = lab.submit("echo up; ping -c1 -W20 n2 | grep -c ' 0% '", "-N2", "--requeue", JOB)
@@ -158,6 +166,7 @@ def test_a_job_starts_again_when_the_underlay_is_repaired(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("attack.echo")
 def test_a_user_who_breaks_his_guests_network_fails_only_his_job(lab: Lab) -> None:
     """Root of a guest drops echo requests before the other guest is ready."""
     job = lab.submit("echo up", "-N2", "--no-requeue", JOB)
@@ -174,6 +183,7 @@ def test_a_user_who_breaks_his_guests_network_fails_only_his_job(lab: Lab) -> No
     settled(lab)
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_a_job_that_is_cancelled_at_the_barrier_frees_its_nodes(lab: Lab) -> None:
     job = lab.submit("echo up", "-N2", JOB)
     paused(lab, job, "n2")
@@ -185,6 +195,7 @@ def test_a_job_that_is_cancelled_at_the_barrier_frees_its_nodes(lab: Lab) -> Non
     settled(lab)
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_vhpcd_may_restart_while_a_job_is_at_the_barrier(lab: Lab) -> None:
     job = lab.submit("echo up", "-N2", JOB)
     paused(lab, job, "n2")
@@ -217,6 +228,7 @@ MPI = (
 LAUNCHERS = ("openmpi ssh", "openmpi srun", "mpich ssh", "mpich srun")
 
 
+@pytest.mark.promise("net.ssh")
 @pytest.mark.slow
 @pytest.mark.timeout(3900)
 def test_ssh_works_between_guests_without_a_question(lab: Lab, ssh_image: str) -> None:
@@ -252,6 +264,7 @@ def test_ssh_works_between_guests_without_a_question(lab: Lab, ssh_image: str) -
     ], job.output()
 
 
+@pytest.mark.promise("attack.ssh")
 @pytest.mark.slow
 @pytest.mark.timeout(3900)
 def test_keys_of_another_job_and_users_of_nodes_do_not_get_in(lab: Lab, ssh_image: str) -> None:

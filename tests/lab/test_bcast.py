@@ -21,6 +21,7 @@ def _no_files_left(lab: Lab) -> Iterator[None]:
     lab.run("login", "sh", "-c", "rm -rf /tmp/sent-* /home/alice/sent-* ~alice/lib-sent")
 
 
+@pytest.mark.promise("job.bcast")
 def test_a_program_sent_by_srun_runs_in_every_guest(lab: Lab) -> None:
     """From a script, with libraries of its own, and alone."""
     # 22.05 takes the first line of ldd for a library, with a guest and without
@@ -49,6 +50,7 @@ def test_a_program_sent_by_srun_runs_in_every_guest(lab: Lab) -> None:
     assert set(alone.out.split()) == kernels
 
 
+@pytest.mark.promise("job.bcast")
 def test_a_host_program_not_of_the_job_is_refused(lab: Lab) -> None:
     lab.run("n1", "cp", "/bin/hostname", "/tmp/sent-before", user="alice")
     job = lab.finish("srun /tmp/sent-before 2>&1; echo exit $?", "-w", "n1", "-n1")
@@ -67,6 +69,7 @@ def make_source(lab: Lab) -> None:
     lab.run("login", "sh", "-c", "echo payload > ~/sent-source; chmod 640 ~/sent-source", user="alice")
 
 
+@pytest.mark.promise("job.bcast")
 def test_sbcast_outside_of_the_guests_reaches_them(lab: Lab) -> None:
     """Salloc's command on the login node, a script on the host, and --jobid from elsewhere."""
     make_source(lab)

@@ -42,6 +42,7 @@ def _no_folder(lab: Lab) -> Iterator[None]:
     lab.run("login", "sh", "-c", "rm -rf vhpc-bench-*", user="alice")
 
 
+@pytest.mark.promise("bench.compare")
 def test_a_node_and_its_guest_are_compared(lab: Lab) -> None:
     words = ("--image", IMAGE, "--tests=triad,files", "--rounds=1", "--time=5", "--svg=bench.svg", "--json")
     done = _bench(lab, "node", *words, *SMALL)
@@ -79,6 +80,7 @@ def test_mistakes_are_one_line_and_leave_no_job(lab: Lab) -> None:
     assert _left(lab) == []
 
 
+@pytest.mark.promise("bench.compare")
 def test_control_c_cancels_the_running_job(lab: Lab) -> None:
     """While it waits in the queue for a node that another job has."""
     holder = lab.submit("sleep 300", "-N2", "--exclusive", image=None)
@@ -101,6 +103,7 @@ def test_control_c_cancels_the_running_job(lab: Lab) -> None:
     assert len(_left(lab)) == 1
 
 
+@pytest.mark.promise("bench.compare")
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:

@@ -21,6 +21,7 @@ def binding(lab: Lab, probes: None) -> list[dict[str, str]]:
     return [sections(text) for text in twins.wait().outputs()]
 
 
+@pytest.mark.promise("place.binding")
 @pytest.mark.results
 @pytest.mark.parametrize("name", re.findall(r"^section ([\w-]+)", BINDING, re.M))
 def test_tasks_are_bound_to_the_same_cpus(binding: list[dict[str, str]], name: str) -> None:

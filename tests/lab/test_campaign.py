@@ -32,17 +32,20 @@ def run(lab: Lab, plan: Plan, file: Path) -> None:
     assert found.passed, text
 
 
+@pytest.mark.promise("campaign.short")
 @pytest.mark.timeout(2400)
 def test_a_short_campaign_leaves_nothing_unexplained(lab: Lab, tmp_path: Path) -> None:
     run(lab, draw(1, 20, 8, short=True), tmp_path / "campaign.md")
 
 
+@pytest.mark.promise("campaign.long")
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_long_campaign_leaves_nothing_unexplained(lab: Lab) -> None:
     run(lab, draw(1, *LONG), ROOT / "build/campaign.md")
 
 
+@pytest.mark.promise("campaign.attacked")
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
 def test_a_user_who_attacks_harms_nobody_in_a_long_campaign(lab: Lab) -> None:

@@ -18,6 +18,7 @@ def run_of(values: list[float], unit: str = "MiB", *, restarted: int = 0) -> str
     return trends(samples)[0].verdict
 
 
+@pytest.mark.promise("campaign.endurance")
 @pytest.mark.vlab_itself
 def test_a_daemon_that_grows_with_jobs_is_found() -> None:
     filling = [20.0] * 10

@@ -56,6 +56,7 @@ def set_right(lab: Lab, clock: HostClock) -> None:
     assert lab.run("n1", HEALTH_CHECK, check=False).code == 0
 
 
+@pytest.mark.promise("clock.step")
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
 def test_a_clock_that_is_set_by_an_hour_delays_starts_only(lab: Lab, clock: HostClock, step_s: int) -> None:
     """What runs goes on, its lease is held, and all is as before when the clock is right again.

@@ -37,6 +37,7 @@ def followers(job: Job) -> list[Job]:
     return [Job(job.lab, int(line), job.user) for line in job.output("same/here-{id}/followers").split()]
 
 
+@pytest.mark.promise("job.commands")
 @pytest.mark.results
 @pytest.mark.parametrize("name", re.findall(r"^section ([\w-]+)", COMMANDS, re.M))
 def test_commands_in_a_script_do_the_same(answers: list[dict[str, str]], name: str) -> None:
@@ -46,6 +47,7 @@ def test_commands_in_a_script_do_the_same(answers: list[dict[str, str]], name: s
     assert ours or name == "end"
 
 
+@pytest.mark.promise("job.commands")
 def test_jobs_submitted_from_a_guest_are_the_same(lab: Lab, commands: Twins) -> None:
     said: list[list[str]] = []
     for job in commands:
@@ -75,6 +77,7 @@ VHPC_IMAGE= submit
 """
 
 
+@pytest.mark.promise("job.inherit")
 def test_a_submitted_job_has_an_image_only_if_it_is_asked_for(lab: Lab) -> None:
     """As with other options of sbatch: those of the command line are for one job, variables for all."""
     guest, *ids = lab.finish(f"exec bash <<'EOF'{IMAGES}EOF", "-n1").output().split()
@@ -86,6 +89,7 @@ def test_a_submitted_job_has_an_image_only_if_it_is_asked_for(lab: Lab) -> None:
     assert [job.output("image-{id}").split() for job in jobs] == [[host], image, image, [host]]
 
 
+@pytest.mark.promise("job.commands")
 def test_a_script_can_cancel_its_own_job(lab: Lab) -> None:
     # The shell waits without a command: proctrack/linuxproc would end that first, and the shell might go on.
     wait = "f=$(mktemp -u); mkfifo $f; exec 3<>$f; rm $f; scancel $SLURM_JOB_ID; read line <&3"
@@ -107,6 +111,7 @@ LOCAL = {
 }
 
 
+@pytest.mark.promise("job.paths")
 def test_paths_that_only_the_guest_has_are_refused_in_one_line(lab: Lab) -> None:
     script = "touch /tmp/conf\n" + "\n".join(f"({command}) 2>&1; echo $?" for command in LOCAL)
     lines = lab.finish(f"exec bash <<'EOF'\n{script}\nEOF", "-n1").output().splitlines()
@@ -115,6 +120,7 @@ def test_paths_that_only_the_guest_has_are_refused_in_one_line(lab: Lab) -> None
         assert expected in line
 
 
+@pytest.mark.promise("job.commands")
 @pytest.mark.slow
 def test_many_short_steps_and_many_at_once_do_the_same(lab: Lab) -> None:
     twins = submit(lab, (SOURCES / "many.job").read_text(), "-n1", "-t", "30")

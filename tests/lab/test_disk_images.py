@@ -93,6 +93,7 @@ srun -l sh -c 'hostname; cat /sys/class/net/vhpc0/operstate; getent hosts n1 n2 
 """
 
 
+@pytest.mark.promise("import.disk")
 @pytest.mark.timeout(500)
 def test_a_cloud_image_runs_jobs_with_its_own_system(lab: Lab, image: str) -> None:
     job = lab.submit(SCRIPT, "-N2", "--mem=1200", "--vhpc-network=job", TIMEOUT, image=image)
@@ -113,6 +114,7 @@ def test_the_same_disk_is_imported_once(lab: Lab, disk: str, image: str) -> None
     assert again.out.strip() == image
 
 
+@pytest.mark.promise("image.agent")
 def test_a_guest_whose_agent_ends_is_off(lab: Lab, image: str) -> None:
     script = "sudo systemctl kill -s KILL vhpc-agent; sleep 600"
     job = lab.finish(script, "-w", "n1", "--mem=1200", TIMEOUT, image=image)
@@ -121,6 +123,7 @@ def test_a_guest_whose_agent_ends_is_off(lab: Lab, image: str) -> None:
     lab.assert_clean()
 
 
+@pytest.mark.promise("import.disk")
 def test_disks_that_have_no_system_are_refused(lab: Lab, shared: Path) -> None:
     raw, qcow2 = shared / "empty.raw", shared / "empty.qcow2"
     with raw.open("wb") as file:
@@ -187,6 +190,7 @@ def bootable_container(system: Path, target: Path, folder: Path) -> None:
     target.chmod(0o644)
 
 
+@pytest.mark.promise("import.bootc")
 @pytest.mark.slow
 def test_a_bootable_container_boots_its_own_kernel(
     lab: Lab, shared: Path, system: Path, tmp_path: Path

@@ -110,6 +110,7 @@ def interrupts(domain: ET.Element, words: list[str], made: list[dict[str, Any]],
             assert device.get("dma-translation", True) == (driver.get("dma_translation") != "off")
 
 
+@pytest.mark.promise("place.many-vcpus")
 @pytest.mark.parametrize("hypervisor", ["kvm", "qemu"])
 def test_libvirt_makes_of_the_golden_domains_what_they_ask_for(
     native: dict[str, dict[str, str]], hypervisor: str

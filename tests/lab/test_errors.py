@@ -57,6 +57,9 @@ def failed_cleanly(lab: Lab, job: Job) -> None:
     assert {lab.node_state(node)[0] for node in NODES} == {"IDLE"}
 
 
+@pytest.mark.promise(
+    "image.cpus", "user.image", "job.one-line", "attack.drain", "attack.manifest", "attack.blob"
+)
 @pytest.mark.parametrize(
     ("image", "options", "says"),
     [
@@ -85,6 +88,7 @@ def test_a_bad_image_fails_the_job_with_one_line_and_no_node(
     failed_cleanly(lab, job)
 
 
+@pytest.mark.promise("user.image")
 def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> None:
     job = lab.finish("true", "-w", "n1", image="test-panic")
     assert "Kernel panic" in job.output("vhpc-{id}-n1.console")
@@ -92,6 +96,7 @@ def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> No
     assert owner == "2001 600\n"
 
 
+@pytest.mark.promise("boot.cancel")
 def test_a_cancelled_job_with_a_silent_guest_frees_its_node(
     lab: Lab,
 ) -> None:
@@ -109,6 +114,7 @@ def test_srun_says_the_line_on_the_users_terminal(lab: Lab) -> None:
     assert "no-such-image" in done.err
 
 
+@pytest.mark.promise("user.options")
 @pytest.mark.parametrize(
     "option",
     [
@@ -132,6 +138,7 @@ def test_a_bad_option_is_refused_before_there_is_a_job(lab: Lab, option: str) ->
     assert "Submitted" not in done.out
 
 
+@pytest.mark.promise("place.memory")
 def test_memory_below_the_images_minimum_is_said_with_numbers(lab: Lab) -> None:
     job = lab.finish("true", "--mem=300")
     one_line(job, r"192 MiB.* 300 MiB .*leaving 44 .*--mem=448M")
@@ -144,6 +151,7 @@ def test_a_job_of_root_is_refused(lab: Lab) -> None:
     assert "vhpc: jobs of root do not run in guests" in done.err
 
 
+@pytest.mark.promise("libvirt.down")
 @pytest.mark.usefixtures("no_health_check")  # which would drain the node too, perhaps before the job starts
 def test_libvirtd_down_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
     lab.service("n1", "kill", "libvirtd")
@@ -165,6 +173,7 @@ def test_libvirtd_down_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
     assert job.output() == "n1\n"
 
 
+@pytest.mark.promise("libvirt.busy")
 @pytest.mark.usefixtures("no_health_check")
 def test_silent_libvirtd_requeues_the_job_and_is_an_alarm(lab: Lab) -> None:
     """As one whose connections are used up; the node would be drained after five minutes."""
@@ -183,6 +192,7 @@ def test_silent_libvirtd_requeues_the_job_and_is_an_alarm(lab: Lab) -> None:
     assert job.output() == "n1\n"
 
 
+@pytest.mark.promise("vhpcd.down")
 def test_vhpcd_down_requeues_the_job_and_drains_nothing(lab: Lab) -> None:
     lab.service("ctl", "stop", "vhpcd")
     try:

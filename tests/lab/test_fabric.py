@@ -53,6 +53,7 @@ def no_node_is_drained(lab: Lab) -> None:
     assert not [node for node in NODES if "DRAIN" in lab.node_state(node)[0]]
 
 
+@pytest.mark.promise("fabric.exact")
 def test_adapters_of_two_users_hold_exactly_their_keys(lab: Lab) -> None:
     assert tables(lab) == NOBODY
     alices = lab.submit(WAITING, "-N2")
@@ -95,6 +96,7 @@ def cannot_be_applied(lab: Lab) -> Job:
     return job
 
 
+@pytest.mark.promise("fabric.requeue")
 def test_a_job_whose_key_cannot_be_applied_is_requeued(lab: Lab) -> None:
     job = cannot_be_applied(lab)
     lab.run("login", "scancel", str(job.id), user="alice")
@@ -103,6 +105,7 @@ def test_a_job_whose_key_cannot_be_applied_is_requeued(lab: Lab) -> None:
     nobody_has_a_key(lab)
 
 
+@pytest.mark.promise("fabric.requeue")
 @pytest.mark.slow
 def test_a_job_whose_key_could_not_be_applied_runs_when_it_can(lab: Lab) -> None:
     job = cannot_be_applied(lab)
@@ -130,6 +133,7 @@ def applying(lab: Lab, job: Job) -> None:
     until(lambda: lab.run("ctl", *file, check=False).code == 0, "the key to be in the file", 20)
 
 
+@pytest.mark.promise("fabric.killed-start")
 @pytest.mark.slow
 def test_a_job_starts_though_vhpcd_is_killed_meanwhile(lab: Lab) -> None:
     with opensm_hangs(lab):
@@ -147,6 +151,7 @@ def test_a_job_starts_though_vhpcd_is_killed_meanwhile(lab: Lab) -> None:
     no_node_is_drained(lab)
 
 
+@pytest.mark.promise("fabric.killed-start")
 @pytest.mark.slow
 def test_a_job_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) -> None:
     with opensm_hangs(lab):
@@ -204,6 +209,7 @@ def isolation(lab: Lab) -> list[str]:
     return [one["level"] for one in findings if one["check"] == "fabric.open"]
 
 
+@pytest.mark.promise("fabric.open")
 @pytest.mark.slow
 def test_guests_with_a_key_end_when_nothing_closes_the_fabric(lab: Lab) -> None:
     with configured(lab, SWIFT):
@@ -265,6 +271,7 @@ def port_of(lab: Lab, job: Job, node: str) -> tuple[int, int, int]:
     return key, mine, next(guid for guid in ADAPTERS[node] if guid != mine)
 
 
+@pytest.mark.promise("fabric.repair")
 def test_a_port_that_gains_or_loses_a_key_is_put_right(
     lab: Lab,
 ) -> None:
@@ -282,6 +289,7 @@ def test_a_port_that_gains_or_loses_a_key_is_put_right(
     nobody_has_a_key(lab)
 
 
+@pytest.mark.promise("fabric.repair")
 @pytest.mark.slow
 def test_a_key_that_cannot_be_released_holds_up_no_other_job(lab: Lab) -> None:
     with configured(lab, SWIFT):
@@ -327,6 +335,7 @@ def _ports_in_guests(lab: Lab) -> Iterator[None]:
         lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
 
 
+@pytest.mark.promise("fabric.address", "fabric.environment")
 @pytest.mark.usefixtures("_ports_in_guests")
 def test_a_guest_waits_for_its_key_and_names_its_ports(lab: Lab) -> None:
     trees = {(hca_tree("n1"), "mlx5_0"): ADAPTERS["n1"][0], (hca_tree("n2"), "ibp5s0"): ADAPTERS["n2"][0]}
@@ -357,6 +366,7 @@ def test_a_guest_waits_for_its_key_and_names_its_ports(lab: Lab) -> None:
     nobody_has_a_key(lab)
 
 
+@pytest.mark.promise("fabric.guest-ports")
 @pytest.mark.usefixtures("_ports_in_guests")
 def test_a_guest_with_a_foreign_key_fails_its_job(lab: Lab) -> None:
     tree = hca_tree("n1")

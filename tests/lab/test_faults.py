@@ -16,6 +16,7 @@ pytestmark = pytest.mark.lab
 GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
 
 
+@pytest.mark.promise("guest.qemu-killed")
 def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
     usual, job = (lab.submit(WAITING, "-n1", "-w", "n1") for _ in range(2))
     runs(lab, usual)
@@ -41,6 +42,7 @@ def seconds_to_end(job: Job, act: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.promise("guest.qemu-killed")
 def test_a_killed_shim_ends_its_job(lab: Lab) -> None:
     """QEMU runs on; the Epilog ends it."""
     job = lab.submit(WAITING, "-w", "n1")
@@ -51,6 +53,7 @@ def test_a_killed_shim_ends_its_job(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("boot.process-killed")
 def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
     job = lab.submit("echo up", "-w", "n1")
     in_boot(lab, job, "n1", qemu_killer(job))
@@ -59,6 +62,7 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("boot.process-killed")
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -112,6 +116,7 @@ WAYS = {
 }
 
 
+@pytest.mark.promise("guest.end", "attack.drain")
 def test_a_guest_that_ends_itself_ends_its_job_with_one_line(lab: Lab) -> None:
     jobs = {
         name: lab.submit(f"echo up; sudo sh -c '{act}' 2>/dev/null; {NOISE}; echo survived", "-n1")
@@ -124,6 +129,7 @@ def test_a_guest_that_ends_itself_ends_its_job_with_one_line(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("attack.outlive")
 @pytest.mark.slow  # libvirt gives a stopped QEMU a quarter of a minute
 def test_a_guest_that_does_not_answer_can_be_cancelled(lab: Lab) -> None:
     job = lab.submit(WAITING, "-w", "n2")

@@ -49,6 +49,7 @@ def end_well(lab: Lab, *jobs: Job) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("daemons.restart")
 @pytest.mark.parametrize("act", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_jobs_do_not_notice_that_vhpcd_was_away(lab: Lab, act: str) -> None:
     jobs = pair(lab)
@@ -57,6 +58,7 @@ def test_jobs_do_not_notice_that_vhpcd_was_away(lab: Lab, act: str) -> None:
 
 
 # a health check drains a node that has no libvirtd at this moment
+@pytest.mark.promise("daemons.restart")
 @pytest.mark.usefixtures("no_health_check")
 @pytest.mark.parametrize("act", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", ["slurmctld", "slurmd", "libvirtd"])
@@ -69,6 +71,7 @@ def test_running_jobs_do_not_notice_that_a_daemon_was_away(lab: Lab, unit: str, 
     end_well(lab, job)
 
 
+@pytest.mark.promise("clean.dead-daemons")
 @pytest.mark.usefixtures("no_health_check")
 def test_a_job_ends_cleanly_while_libvirtd_is_dead(lab: Lab) -> None:
     job = lab.submit(WAITING, "-n1", "-w", "n1")
@@ -149,6 +152,7 @@ def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, wr
     settled(lab, 300)  # of a forgotten job vhpcd learns within 90 s, the health check 120 s later
 
 
+@pytest.mark.promise("slurm.lost-start")
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ["kill", "stop"])
 def test_a_job_whose_slurmd_went_away_under_its_boot_is_requeued(lab: Lab, act: str) -> None:
@@ -169,6 +173,7 @@ def end_well_later(lab: Lab, first: Job, second: Job) -> None:
     end_well(lab, first, second)
 
 
+@pytest.mark.promise("slurm.lost-start")
 @pytest.mark.parametrize("requeue", [True, False])
 def test_a_job_whose_slurmstepd_was_killed_frees_its_node(
     lab: Lab, no_health_check: str, requeue: bool
@@ -198,6 +203,7 @@ def test_a_job_whose_slurmstepd_was_killed_frees_its_node(
         settled(lab)
 
 
+@pytest.mark.promise("clean.dead-daemons")
 @pytest.mark.slow
 def test_jobs_whose_node_was_rebooted_run_again_on_a_clean_one(lab: Lab) -> None:
     first, second = pair(lab)

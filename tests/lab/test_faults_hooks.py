@@ -45,6 +45,7 @@ def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool, known: bool 
         job.end()
 
 
+@pytest.mark.promise("clean.prolog")
 @pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
     lab: Lab, by_hand: list[LabJob], torn: bool
@@ -54,6 +55,7 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
         job.clean()
 
 
+@pytest.mark.promise("place.guests")
 @pytest.mark.slow
 def test_both_guests_are_cleared_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     """By the Epilog and by the health check in turn."""
@@ -110,6 +112,7 @@ def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> Non
     settled(lab)
 
 
+@pytest.mark.promise("clean.no-epilog")
 @pytest.mark.slow
 def test_the_health_check_clears_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     for job in killed_at_every_write(lab, by_hand, torn=True, known=False):
@@ -130,6 +133,7 @@ def test_a_second_prolog_boots_after_one_killed_at_any_write(lab: Lab, by_hand: 
         job.clean()
 
 
+@pytest.mark.promise("clean.twice")
 def test_epilogs_twice_without_prolog_and_before_it(lab: Lab, by_hand: list[LabJob]) -> None:
     job = LabJob(lab, known=True)
     by_hand.append(job)
@@ -165,6 +169,7 @@ def beside(lab: Lab, made: list[LabJob], lines: int) -> bool:
     return "reached\n" in done.out
 
 
+@pytest.mark.promise("clean.twice")
 def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> None:
     for lines in (0, 1, 6, 10):
         assert beside(lab, by_hand, lines)
@@ -192,6 +197,7 @@ def cancelled(lab: Lab, written: str) -> None:
     assert ours(said(lab, job)) == [] or "up" in said(lab, job), (written, said(lab, job))
 
 
+@pytest.mark.promise("boot.cancel")
 def test_a_job_cancelled_while_it_boots(lab: Lab) -> None:
     for written in ("", "uid", "domain"):
         cancelled(lab, written)
@@ -203,6 +209,7 @@ def test_a_job_cancelled_at_any_stage_of_its_boot(lab: Lab) -> None:
         cancelled(lab, written)
 
 
+@pytest.mark.promise("array.guest")
 def test_requeued_jobs_get_new_guests_and_complete(lab: Lab) -> None:
     script = f"echo of ${{SLURM_RESTART_COUNT:-0}} $VHPC_JOB_GENERATION; {WAITING}"
     first = lab.submit(script, "-n1", "-w", "n1")
@@ -223,6 +230,7 @@ def test_requeued_jobs_get_new_guests_and_complete(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("array.guest")
 def test_every_task_of_an_array_has_a_guest_of_its_own(lab: Lab) -> None:
     job = lab.submit(
         "echo $SLURM_ARRAY_TASK_ID $VHPC_JOB_GENERATION $(cat /proc/sys/kernel/random/boot_id)",

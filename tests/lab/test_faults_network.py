@@ -32,6 +32,7 @@ def impatient(lab: Lab) -> Iterator[None]:
         yield
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_a_node_unplugged_at_the_barrier_is_named(lab: Lab) -> None:
     """The other node waits `network.ready_timeout_s`, and no node is drained."""
     job = lab.submit("echo up", "-N2", "--no-requeue", NETWORK)
@@ -55,6 +56,7 @@ def test_a_node_unplugged_at_the_barrier_is_named(lab: Lab) -> None:
     settled(lab, 300)
 
 
+@pytest.mark.promise("slurm.node-lost")
 @pytest.mark.usefixtures("impatient")
 def test_a_job_whose_node_is_unplugged_ends_and_leaves_nothing(lab: Lab) -> None:
     """Slurm takes the node for down and ends the job; the node learns that when it is back."""
@@ -70,6 +72,7 @@ def test_a_job_whose_node_is_unplugged_ends_and_leaves_nothing(lab: Lab) -> None
     assert "vhpc" not in lab.node_state("n2")[1]
 
 
+@pytest.mark.promise("slurm.node-requeue")
 @pytest.mark.usefixtures("impatient")
 def test_a_job_whose_node_is_unplugged_runs_again(lab: Lab) -> None:
     """Slurm requeues it while its first guest is still on the node, which cannot be told to end it."""

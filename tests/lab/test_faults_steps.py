@@ -70,6 +70,7 @@ def ends(lab: Lab, job: Job, usual_s: float, fault: Callable[[], object], why: s
     settled(lab)
 
 
+@pytest.mark.promise("step.guest-lost")
 @pytest.mark.parametrize(("program", "mpi"), [(PMI, "pmi2"), (PLAIN, "none")], ids=["pmi2", "none"])
 def test_a_dead_guest_ends_the_step_of_all_guests(lab: Lab, usual_s: float, program: str, mpi: str) -> None:
     """Without srun's --kill-on-bad-exit: the tasks of the other guest would wait for ever."""
@@ -77,11 +78,13 @@ def test_a_dead_guest_ends_the_step_of_all_guests(lab: Lab, usual_s: float, prog
     ends(lab, job, usual_s, lambda: kill_qemu(lab, job, "n2"), "channel closed")
 
 
+@pytest.mark.promise("step.guest-lost")
 def test_a_killed_shim_ends_the_step_of_all_guests(lab: Lab, usual_s: float) -> None:
     job = start(lab, PMI, "pmi2")
     ends(lab, job, usual_s, lambda: lab.run("n2", "pkill", "-9", "-x", "vhpc-shim"), "channel closed")
 
 
+@pytest.mark.promise("step.guest-lost")
 def test_a_step_goes_on_after_a_dead_guest_if_its_user_says_so(lab: Lab) -> None:
     """As with srun --no-kill, when a whole node fails; a later step that needs the guest ends at once."""
     script = "export SLURM_NO_KILL=set\n" + (
@@ -116,6 +119,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.promise("step.slurmstepd")
 @pytest.mark.parametrize(("program", "mpi"), [(PMIX, "pmix"), (PLAIN, "none")], ids=["pmix", "none"])
 def test_a_killed_slurmstepd_ends_the_step_of_all_guests(
     lab: Lab, usual_s: float, program: str, mpi: str

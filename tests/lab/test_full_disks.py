@@ -27,6 +27,7 @@ def full(lab: Lab, node: str, folder: str, size: str, user: str = "root") -> Ite
         lab.run(node, "umount", "--lazy", folder)
 
 
+@pytest.mark.promise("disk.full-state")
 def test_a_node_without_room_for_journals_requeues_and_stays(lab: Lab) -> None:
     """The job starts when there is space."""
     with full(lab, "n1", JOURNALS, "64k"):
@@ -44,6 +45,7 @@ def test_a_node_without_room_for_journals_requeues_and_stays(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("user.full-home")
 def test_a_full_home_is_its_users_affair(lab: Lab) -> None:
     """Files in it get the error of the file system; a script whose output is in it goes on."""
     writes = "dd if=/dev/zero of=more count=1 && echo written"

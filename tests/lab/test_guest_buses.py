@@ -29,6 +29,7 @@ exec timeout 90 qemu-system-x86_64 -machine q35 -accel tcg -m 512 -nodefaults -d
 """
 
 
+@pytest.mark.promise("devices.nccl")
 def test_buses_behind_ports_follow_the_plans_order(lab: Lab) -> None:
     """What ``nccl.guest_address`` goes by; ``unit/test_nccl_topology.py`` has the same three addresses."""
     said = lab.run("n1", "sh", "-s", stdin=SCRIPT, check=False, timeout=120).out

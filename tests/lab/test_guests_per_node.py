@@ -19,6 +19,7 @@ TWO = ("--vhpc-guests-per-node=2", "--mem=1400")
 WHERE = "$(hostname) $VHPC_GUEST/$VHPC_JOB_GUESTS $(nproc)"
 
 
+@pytest.mark.promise("place.guests")
 def test_tasks_fill_the_guests_of_each_node_in_blocks(lab: Lab) -> None:
     job = lab.submit(
         f'echo "script {WHERE} $(cat /proc/sys/kernel/random/boot_id)"\n'
@@ -78,6 +79,7 @@ def test_a_job_without_the_option_has_a_guest_named_as_its_node(lab: Lab) -> Non
     assert job.output() == "n1 [] []\n"
 
 
+@pytest.mark.promise("place.guests")
 def test_when_one_guest_does_not_come_up_none_is_left(lab: Lab) -> None:
     job = lab.submit("hostname", "-n2", "-w", "n1", *TWO)
     # a shim is started when all guests have been; before, a death would be the node's fault

@@ -94,6 +94,7 @@ def jobs(lab: Lab) -> Iterator[tuple[Job, Job]]:
     settled(lab)
 
 
+@pytest.mark.promise("het.network")
 @pytest.mark.results
 @pytest.mark.parametrize("name", ["both", "second", "first", "pmi1", "pmi2", "one-component"])
 def test_steps_over_components_do_the_same(lab: Lab, jobs: tuple[Job, Job], name: str) -> None:
@@ -113,6 +114,7 @@ def test_ranks_of_all_components_find_each_other(lab: Lab, jobs: tuple[Job, Job]
     assert found["one-component"].count("hosts n2 n2\n") == 2
 
 
+@pytest.mark.promise("het.network")
 @pytest.mark.results
 def test_guests_of_all_components_are_on_one_network(lab: Lab, jobs: tuple[Job, Job]) -> None:
     lines = sections(without_retries(said(lab, jobs[0])))["network"].splitlines()
@@ -122,6 +124,7 @@ def test_guests_of_all_components_are_on_one_network(lab: Lab, jobs: tuple[Job, 
     ]
 
 
+@pytest.mark.promise("het.network")
 def test_a_component_that_ends_leaves_the_network(lab: Lab, jobs: tuple[Job, Job]) -> None:
     """n2 serves the next job at once, n1 forgets it, and the first component runs on."""
     job, _ = jobs
@@ -143,6 +146,7 @@ def test_a_component_that_ends_leaves_the_network(lab: Lab, jobs: tuple[Job, Job
     assert ended(lab, job) == ["COMPLETED", "CANCELLED"]
 
 
+@pytest.mark.promise("het.network")
 def test_a_guest_that_does_not_come_up_fails_all_components(lab: Lab) -> None:
     first, second = submit(lab, "echo up")
     running = f"virsh -q list --name --state-running | grep -q '^vhpc-{second.id}-'"

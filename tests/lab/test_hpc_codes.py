@@ -67,6 +67,7 @@ def _lammps(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.promise("mpi.lammps")
 def test_lammps_prints_the_same_table_in_guests_as_on_nodes(lab: Lab) -> None:
     """Energies and pressure to ten digits."""
     nodes = _tables(_run(lab, _lammps(["srun-pmix", "srun-pmi2"]), None))

@@ -33,12 +33,14 @@ print(json.dumps({{"old": publish("{OLD}", schema_1(base, "{OLD}")), "broken": b
     lab.run("ctl", "vhpc", "image", "gc", "--days", "0")
 
 
+@pytest.mark.promise("image.schema1")
 def test_an_image_of_schema_1_still_runs_jobs(lab: Lab, digests: dict[str, str]) -> None:
     job = lab.finish("grep -c . /proc/cpuinfo > old; hostname >> old", "-w", "n1", image=OLD)
     assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image {OLD}:latest@{digests['old']}"]
     assert lab.read("alice", "old").splitlines()[-1] == "n1"
 
 
+@pytest.mark.promise("image.digest")
 def test_a_digest_gives_its_image_whatever_the_name_means(lab: Lab, digests: dict[str, str]) -> None:
     refused = lab.finish("true", "-w", "n1", image=MOVED)
     assert "needs 4096 CPUs" in refused.output()
@@ -59,6 +61,7 @@ def test_users_read_the_catalogue_and_only_its_owner_changes_it(lab: Lab, digest
     assert done.err.startswith("vhpc: cannot change the image catalogue")
 
 
+@pytest.mark.promise("image.gc")
 def test_gc_and_a_moved_name_do_not_disturb_jobs(lab: Lab, digests: dict[str, str]) -> None:
     """An image loses its name and its root while one job runs in it, and another one boots."""
     script = f"""
@@ -133,6 +136,7 @@ def test_a_user_runs_an_image_of_a_catalogue_of_their_own(lab: Lab, digests: dic
     assert (row["image"], row["digest"]) == ("mine:latest", digests["sound"])
 
 
+@pytest.mark.promise("user.catalogue")
 @pytest.mark.usefixtures("_mine")
 def test_a_bad_own_image_fails_its_users_job_and_no_node(lab: Lab) -> None:
     """Whose catalogue it is, what vhpcd may not read, and what the user may not read on the node."""

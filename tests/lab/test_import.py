@@ -40,6 +40,7 @@ export GREETING=changed; srun -n1 sh -c 'echo $GREETING'
 """
 
 
+@pytest.mark.promise("import.container")
 def test_a_container_runs_jobs_as_a_guest(lab: Lab, home: str) -> None:
     done = lab.run(
         "login",
@@ -75,6 +76,7 @@ def test_a_container_runs_jobs_as_a_guest(lab: Lab, home: str) -> None:
     assert "the name pointed to the same image before" in again.err
 
 
+@pytest.mark.promise("import.container")
 def test_a_folder_and_a_tar_of_it_run_jobs(lab: Lab, home: str) -> None:
     encoded = base64.b64encode(BUSYBOX.read_bytes()).decode()
     script = (
@@ -138,6 +140,7 @@ def test_a_bad_import_says_why_and_leaves_nothing(lab: Lab, home: str) -> None:
     assert "cannot change the image catalogue /shared/vhpc/catalog" in refused.err
 
 
+@pytest.mark.promise("import.cached")
 def test_a_job_names_a_container_by_its_source(lab: Lab, home: str) -> None:
     source = "docker-archive:./box.tar:box:1"
     words = ("sbatch", "--parsable", f"--vhpc-image={source}", "-w", "n1", "-n1")
@@ -156,6 +159,7 @@ def test_a_job_names_a_container_by_its_source(lab: Lab, home: str) -> None:
     assert done.out.splitlines() == ["hello from the image", "the tool of the container"]
 
 
+@pytest.mark.promise("import.cached")
 def test_a_source_that_is_refused_creates_no_job(lab: Lab, home: str) -> None:
     before = lab.run("ctl", "sacct", "-nXa", "-S", "now-1hour", "-o", "JobID").out
     for command in (("sbatch", "--wrap=true"), ("salloc", "true"), ("srun", "true")):

@@ -105,6 +105,7 @@ def nothing_reached(out: str) -> None:
     assert "reached" not in out, out
 
 
+@pytest.mark.promise("attack.neighbour")
 def test_a_neighbour_on_the_node_reaches_nothing_of_a_job(lab: Lab, victim: Job) -> None:
     script = attack(lab, victim)
     nothing_reached(lab.run("n1", "python3", "-", user="bob", stdin=script).out)
@@ -119,6 +120,7 @@ def test_a_neighbour_on_the_node_reaches_nothing_of_a_job(lab: Lab, victim: Job)
     assert root.count("reached") > 30, root
 
 
+@pytest.mark.promise("attack.neighbour")
 def test_a_neighbours_job_on_the_same_node_reaches_nothing(lab: Lab, victim: Job) -> None:
     """From the host side of his job; the guest's side sees no host at all."""
     lab.run("login", "sh", "-c", "cat > attack.py", user="bob", stdin=attack(lab, victim))
@@ -130,6 +132,7 @@ def test_a_neighbours_job_on_the_same_node_reaches_nothing(lab: Lab, victim: Job
     assert said(lab, victim) == "up\n"
 
 
+@pytest.mark.promise("attack.image-file")
 def test_images_are_root_s_alone_to_write(lab: Lab, victim: Job) -> None:
     script = (
         "for f in $(find /var/lib/vhpc/images -type f; find /shared/vhpc/catalog -type f); do"
@@ -142,6 +145,7 @@ def test_images_are_root_s_alone_to_write(lab: Lab, victim: Job) -> None:
     assert shown == ""
 
 
+@pytest.mark.promise("attack.qemu")
 def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
     script = (
         "for p in $(pgrep -f '^[^ ]*(qemu-system|virtiofsd|vhpc-shim|vhpc-run)'); do"
@@ -168,6 +172,7 @@ def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
     assert {fields["Uid"] for fields in seen["vhpc-shim"]} == {qemu["Uid"]}
 
 
+@pytest.mark.promise("attack.files", "attack.setuid")
 def test_root_in_the_guest_is_the_user_on_the_host(lab: Lab) -> None:
     secret = "only-the-hosts-root-may-read-this"
     setup = (
@@ -208,6 +213,7 @@ def test_root_in_the_guest_is_the_user_on_the_host(lab: Lab) -> None:
 EVIL = "a'b\"c <x y='z'>&amp;]]> $(touch evil) `touch evil`;touch evil"
 
 
+@pytest.mark.promise("attack.texts")
 def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
     """Working directory, job name, comment and console path with every kind of meta character."""
     folder = f"/scratch/{EVIL.replace('/', '_')}"
@@ -232,6 +238,7 @@ def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
     lab.run("login", "rm", "-rf", folder, user="alice")
 
 
+@pytest.mark.promise("attack.console-path")
 def test_a_console_path_is_written_with_the_users_rights(lab: Lab) -> None:
     for path in ("/etc/vhpc-console", "/home/bob/console", "../bob/console"):
         job = lab.finish("echo ran", f"--vhpc-console={path}", "-w", "n1")
@@ -245,6 +252,7 @@ def test_a_console_path_is_written_with_the_users_rights(lab: Lab) -> None:
 FORGED = f"{IMAGE}</name><evil/>"
 
 
+@pytest.mark.promise("attack.variables")
 def test_forged_variables_get_neither_a_guest_nor_another_user(lab: Lab) -> None:
     """What sbatch's caller puts into the environment is not what the plugin checked."""
     variables = {
@@ -278,6 +286,7 @@ def settled_but_for_others(lab: Lab) -> None:
     until(lambda: not any("DRAIN" in lab.node_state(node)[0] for node in ("n1", "n2")), "nodes in service")
 
 
+@pytest.mark.promise("attack.job-name")
 def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
     """A name that holds a whole record of scontrol's, of another user, and the head of another job."""
     job = lab.submit("echo ran; id -u", "--hold", "-w", "n1")
@@ -294,6 +303,7 @@ def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
     settled_but_for_others(lab)
 
 
+@pytest.mark.promise("attack.job-name")
 def test_the_user_of_a_lease_is_the_one_slurm_names(lab: Lab) -> None:
     job = lab.submit("echo ran", "--hold", image=None)
     hook = ["env", "-i", f"SLURM_JOB_ID={job.id}", "SLURM_JOB_UID=2002", f"SPANK_VHPC_IMAGE={IMAGE}"]
@@ -302,6 +312,7 @@ def test_the_user_of_a_lease_is_the_one_slurm_names(lab: Lab) -> None:
     assert "Slurm passed uid 2002" in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
 
 
+@pytest.mark.promise("attack.variables")
 def test_what_submission_does_not_check_the_node_does(lab: Lab) -> None:
     """PrologSlurmctld with values that our own sbatch would never let through cancels the job."""
     for name, value in {
@@ -326,6 +337,7 @@ def test_what_submission_does_not_check_the_node_does(lab: Lab) -> None:
         assert "AdminComment=vhpc: --vhpc-" in comment
 
 
+@pytest.mark.promise("console.size", "attack.console")
 def test_a_guest_that_floods_its_console_does_not_fill_the_node(lab: Lab) -> None:
     """Six times what is kept at either end: the lab keeps 64 KiB."""
     flood = "yes 'the flood that fills the disk' | head -c 393216 > /dev/ttyS0; echo the end > /dev/ttyS0"

@@ -20,6 +20,7 @@ def kernel(lab: Lab) -> str:
     return lab.run("n1", "uname", "-r").out.strip()
 
 
+@pytest.mark.promise("job.guest")
 def test_a_two_node_job_runs_in_the_guests_of_its_nodes(lab: Lab) -> None:
     lab.run("login", "rm", "-rf", "/home/alice/made", user="alice")
     job = lab.finish(
@@ -46,6 +47,7 @@ def test_a_two_node_job_runs_in_the_guests_of_its_nodes(lab: Lab) -> None:
     assert owner == "2001:2001 directory\n2001:2001 regular file\n"
 
 
+@pytest.mark.promise("job.exit")
 @pytest.mark.parametrize(
     ("script", "row"),
     [
@@ -88,6 +90,7 @@ def test_streams_land_where_slurms_options_say(lab: Lab) -> None:
     assert job.output("step-{id}-1.out") == "rank 1\n"
 
 
+@pytest.mark.promise("job.environment")
 def test_the_environment_is_the_one_a_job_without_guest_has(lab: Lab) -> None:
     """Names that differ by nature (where the script is spooled, ids) are compared without their values."""
     script = "env -0 | sort -z | tr '\\0\\n' '\\n '"
@@ -116,6 +119,7 @@ def test_the_environment_is_the_one_a_job_without_guest_has(lab: Lab) -> None:
     }
 
 
+@pytest.mark.promise("job.pty")
 def test_srun_pty_gives_a_terminal_of_the_right_size(lab: Lab) -> None:
     inner = f"srun --vhpc-image={IMAGE} --pty sh -c 'tty; stty size; uname -r'"
     done = lab.run("login", "script", "-qec", f"stty rows 33 cols 101; {inner}", "/dev/null", user="alice")
@@ -180,6 +184,7 @@ def test_scancel_ends_the_processes_in_the_guest_and_the_guest(lab: Lab) -> None
     assert "got-term" in job.output()
 
 
+@pytest.mark.promise("clean.poweroff")
 def test_guests_power_off_and_no_epilog_waits_for_its_deadline(lab: Lab) -> None:
     with ExitStack() as stack:
         for node in NODES:
@@ -201,6 +206,7 @@ def test_guests_power_off_and_no_epilog_waits_for_its_deadline(lab: Lab) -> None
         assert max(took.values()) < POWEROFF_TIMEOUT_S, took
 
 
+@pytest.mark.promise("job.signals")
 def test_the_time_limit_ends_the_job_and_its_guest(lab: Lab) -> None:
     job = lab.submit("trap 'echo got-term; exit 1' TERM; sleep 600 & wait", "--time=1")
     assert job.wait(timeout=200) == "TIMEOUT"
@@ -211,6 +217,7 @@ def has_lines(lab: Lab, path: str, number: int) -> bool:
     return lab.run("login", "grep", "-c", "", path, check=False).out == f"{number}\n"
 
 
+@pytest.mark.promise("place.cores")
 def test_two_users_side_by_side_on_one_node_have_their_own_cores(lab: Lab) -> None:
     script = "uname -r; nproc; until [ -e /scratch/go ]; do sleep 0.5; done"
     lab.run("ctl", "rm", "-f", "/scratch/go")
@@ -239,6 +246,7 @@ def test_two_users_side_by_side_on_one_node_have_their_own_cores(lab: Lab) -> No
     lab.run("ctl", "rm", "-f", "/scratch/go")
 
 
+@pytest.mark.promise("job.native")
 def test_a_job_without_an_image_is_untouched(lab: Lab) -> None:
     job = lab.finish("uname -r; srun -n1 uname -r", image=None)
     assert job.output().splitlines() == [kernel(lab)] * 2
@@ -265,6 +273,7 @@ def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
     assert "hello-from-the-guest" in job.output("con-{id}-n2")
 
 
+@pytest.mark.promise("user.console-file")
 def test_an_unwritable_console_is_named_and_the_job_runs(lab: Lab) -> None:
     """At once where it can be known, in the job's stderr; later in AdminComment."""
     option = "--vhpc-console=/root/con-%j"

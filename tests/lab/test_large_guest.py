@@ -91,6 +91,7 @@ BOOT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.promise("place.many-vcpus")
 def test_a_guest_of_288_vcpus_boots_with_all_of_them(lab: Lab, tmp_path: Path) -> None:
     qemu = lab.run("n1", "qemu-system-x86_64", "--version").out
     if int(re.findall(r"version (\d+)\.", qemu)[0]) < 9:

@@ -13,6 +13,7 @@ from vcpus import THREADS
 pytestmark = pytest.mark.lab
 
 
+@pytest.mark.promise("place.vcpus", "place.memory", "attack.resources")
 def test_vcpu_threads_and_memory_are_placed_as_planned(lab: Lab) -> None:
     job = lab.submit(
         "grep MemTotal /proc/meminfo; nproc; touch measured-$SLURM_JOB_ID;"

@@ -48,6 +48,7 @@ def _sections(job: Job) -> list[str]:
     return re.split(r"^== ", without_retries(job.output()), flags=re.M)[1:]
 
 
+@pytest.mark.promise("mpi.ranks")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("pmi", "mpi"), KINDS)
 def test_ranks_of_two_nodes_find_each_other(lab: Lab, pmi: str, mpi: str) -> None:
@@ -55,6 +56,7 @@ def test_ranks_of_two_nodes_find_each_other(lab: Lab, pmi: str, mpi: str) -> Non
     assert _lines(job) == ring_lines("n1", "n1", "n2", "n2") + Counter(["exit 0"])
 
 
+@pytest.mark.promise("mpi.ranks")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("pmi", "mpi"), KINDS)
 def test_several_guests_of_a_node_share_no_memory(lab: Lab, pmi: str, mpi: str) -> None:
@@ -79,6 +81,7 @@ def test_ranks_of_a_guest_share_memory(lab: Lab, pmi: str, mpi: str) -> None:
     assert _lines(job) == right + Counter(["token 7", "exit 0"])
 
 
+@pytest.mark.promise("mpi.ranks")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("pmi", "mpi"), KINDS)
 def test_exit_codes_and_dead_ranks_end_the_step(lab: Lab, pmi: str, mpi: str) -> None:
@@ -165,6 +168,7 @@ def _ends(lab: Lab, job: Job, how: str, within_s: float) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("mpi.daemon-lost", "net.keepalive")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("how", WAYS)
 def test_a_guest_that_dies_ends_the_program(lab: Lab, how: str) -> None:
@@ -174,6 +178,7 @@ def test_a_guest_that_dies_ends_the_program(lab: Lab, how: str) -> None:
     _ends(lab, job, how, ENDS_WITHIN_S + usual_s)
 
 
+@pytest.mark.promise("mpi.network-cut")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("how", ["ssh-mpich", "ssh-openmpi"])
 def test_mpirun_by_ssh_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
@@ -187,6 +192,7 @@ def test_mpirun_by_ssh_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
     settled(lab, 300)
 
 
+@pytest.mark.promise("mpi.network-cut", "clean.untold")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("how", ["pmi2", "pmix", "mpirun-openmpi"])
 def test_a_step_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
@@ -202,6 +208,7 @@ def test_a_step_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
     settled(lab, 300)
 
 
+@pytest.mark.promise("mpi.interface")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("pmi", "mpi"), KINDS)
 def test_other_interfaces_are_not_used(lab: Lab, pmi: str, mpi: str) -> None:
@@ -228,6 +235,7 @@ def test_mpirun_starts_ranks_in_its_guest(lab: Lab, mpi: str) -> None:
     assert _lines(job) == ring_lines("n1", "n1") + Counter(["exit 0"])
 
 
+@pytest.mark.promise("mpi.no-network")
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("command", ["mpirun.mpich", "mpiexec.mpich", "mpirun.openmpi", "mpiexec.openmpi"])
 def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, command: str) -> None:
@@ -242,6 +250,7 @@ def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, command: str) -> 
     assert found == [line, "exit 126", line, "exit 126"]
 
 
+@pytest.mark.promise("mpi.refuse")
 @pytest.mark.usefixtures("programs")
 def test_what_slurms_pmi_does_not_offer_is_refused(lab: Lab) -> None:
     """A second MPI_Init by PMI-1 or PMI-2; MPI_Comm_spawn, for which the libraries have their own texts."""

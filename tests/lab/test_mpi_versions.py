@@ -48,6 +48,7 @@ def test_ranks_of_two_nodes_find_each_other(lab: Lab, way: str) -> None:
     assert (found if ends else found & results) == results + Counter(["exit 0"] if ends else [])
 
 
+@pytest.mark.promise("mpi.no-network")
 @pytest.mark.usefixtures("_programs")
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, mpi: str) -> None:
@@ -61,6 +62,7 @@ def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, mpi: str) -> None
     assert rest == ["exit 126"]
 
 
+@pytest.mark.promise("mpi.refuse")
 @pytest.mark.usefixtures("_programs")
 def test_a_spawn_by_pmix_ends_with_one_line(lab: Lab) -> None:
     script = f"{{\n{YIELD}\ntimeout 240 srun --mpi=pmix -n4 ~/ring.openmpi spawn; echo exit $?\n}} 2>&1"

@@ -35,6 +35,7 @@ def discovery(lab: Lab, user: str, network: str, expected: tuple[str, ...]) -> J
     )
 
 
+@pytest.mark.promise("net.multicast", "attack.multicast")
 def test_multicast_reaches_the_guests_of_its_job_alone(lab: Lab) -> None:
     """Two jobs at once on the same nodes with the same addresses: one asked for multicast, one did not."""
     everything = ("bcast", "mc4", "mc6", "uni")

@@ -57,6 +57,7 @@ def site(lab: Lab) -> Iterator[Site]:
     site.partitions("UP")
 
 
+@pytest.mark.promise("keys.renew")
 def test_a_munge_key_is_replaced_while_jobs_run_and_end(lab: Lab, site: Site) -> None:
     """A job goes on, one ends while its node has no munged, and one that is submitted waits for the end."""
     goes_on, ends = (lab.submit(WAITING, *SIZE, "-w", node) for node in ("n2", "n1"))

@@ -142,6 +142,7 @@ def answers(text: str) -> set[str]:
     return {line.removeprefix("answer ") for line in text.splitlines() if line.startswith("answer")}
 
 
+@pytest.mark.promise("nat.reach")
 def test_guests_reach_the_outside_and_resolve_names(lab: Lab) -> None:
     job = lab.finish(
         f"python3 ~/ask.py hello {OUTSIDE}:{PORT}\n"
@@ -155,6 +156,7 @@ def test_guests_reach_the_outside_and_resolve_names(lab: Lab) -> None:
     assert lines[-2:] == [" lo", " nat0"], lines
 
 
+@pytest.mark.promise("nat.deny", "attack.nat-node")
 def test_nothing_of_the_site_answers_a_guest(lab: Lab) -> None:
     """The root of a guest asks everything that answers a process of the same user on the same node."""
     site = [f"10.77.0.{number}:{PORT}" for number in (2, 3, 11, 12)]  # controller, login, nodes
@@ -184,6 +186,7 @@ def test_nothing_of_the_site_answers_a_guest(lab: Lab) -> None:
     assert {line for line in heard(lab, "login") if "from-guest" in line} == {"udp from-guest"}
 
 
+@pytest.mark.promise("nat.reach")
 def test_a_job_may_have_both_networks(lab: Lab) -> None:
     job = lab.finish(
         "cat > ~/both.sh <<'END'\n"
@@ -201,6 +204,7 @@ def test_a_job_may_have_both_networks(lab: Lab) -> None:
     assert "reached the node" not in lines
 
 
+@pytest.mark.promise("nat.reach")
 def test_each_guest_of_a_node_has_its_own_passt(lab: Lab) -> None:
     job = lab.finish(
         f"srun -n2 sh -c 'python3 ~/ask.py two {OUTSIDE}:{PORT} 10.77.0.11:{PORT} |"
@@ -260,6 +264,7 @@ def running(lab: Lab) -> Iterator[Job]:
     lab.quiet()
 
 
+@pytest.mark.promise("nat.user", "attack.nat-passt", "attack.nat-socket")
 def test_the_user_cannot_use_or_change_his_passt(lab: Lab, running: Job) -> None:
     pid = lab.run("n1", "pgrep", "-u", "alice", "passt").out.split()[0]
     gid = lab.run("n1", "sh", "-c", f"awk '/^Gid/ {{print $2}}' /proc/{pid}/status").out.strip()
@@ -290,6 +295,7 @@ def of_nat(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in found if "vhpc-port" not in one["what"]]
 
 
+@pytest.mark.promise("nat.flush", "nat.release")
 @pytest.mark.usefixtures("no_health_check")
 def test_a_lost_table_is_found_and_made_again(lab: Lab, running: Job) -> None:
     before = filters_of_nat(lab)
@@ -314,6 +320,7 @@ def test_a_lost_table_is_found_and_made_again(lab: Lab, running: Job) -> None:
     assert answers(running.output()) == {f"{way} {OUTSIDE}:{PORT} {way} of login" for way in ("tcp", "udp")}
 
 
+@pytest.mark.promise("nat.release", "attack.nat-end")
 @pytest.mark.parametrize("who", ["passt", "qemu"])
 def test_a_killed_process_ends_the_job_and_leaves_nothing(lab: Lab, running: Job, who: str) -> None:
     if who == "passt":
@@ -325,6 +332,7 @@ def test_a_killed_process_ends_the_job_and_leaves_nothing(lab: Lab, running: Job
     settled(lab)
 
 
+@pytest.mark.promise("attack.nat-end")
 def test_a_passt_killed_in_a_boot_is_named_as_the_cause(lab: Lab) -> None:
     job = lab.submit("echo up", "-w", "n1", NAT)
     in_boot(lab, job, "n1", "pkill -9 -n passt")
@@ -333,6 +341,7 @@ def test_a_passt_killed_in_a_boot_is_named_as_the_cause(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("nat.release")
 @pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_prolog_killed_around_nat_leaves_nothing(lab: Lab, torn: bool) -> None:
     """The Epilog clears what a Prolog left that was killed at any of its writes since the filter's."""
@@ -352,6 +361,7 @@ def test_a_prolog_killed_around_nat_leaves_nothing(lab: Lab, torn: bool) -> None
             return
 
 
+@pytest.mark.promise("clean.epilog", "nat.release")
 @pytest.mark.usefixtures("no_health_check")
 def test_reconcile_ends_what_an_epilog_left_that_was_killed(lab: Lab) -> None:
     """While Slurm still runs the job there."""
@@ -366,6 +376,7 @@ def test_reconcile_ends_what_an_epilog_left_that_was_killed(lab: Lab) -> None:
         job.end()
 
 
+@pytest.mark.promise("nat.refuse")
 def test_a_node_without_a_usable_passt_refuses_nat(lab: Lab) -> None:
     """passt that is too old ends with its usage; then no guest runs, and Slurm drains the node."""
     old = "#!/bin/sh\necho 'unrecognized option --vhost-user' >&2; exit 1\n"

@@ -55,6 +55,7 @@ def traces(lab: Lab) -> list[str]:
 # --- what users get ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.reach")
 def test_guests_of_two_nodes_reach_each_other_at_full_mtu(lab: Lab) -> None:
     mtu = int(lab.run("n1", "cat", "/sys/class/net/eth0/mtu").out) - OVERHEAD
     job = lab.finish(
@@ -112,6 +113,7 @@ for family, port in ((socket.AF_INET, 5001), (socket.AF_INET6, 5002)):
 """
 
 
+@pytest.mark.promise("net.reach")
 def test_streams_between_guests_arrive_whole(lab: Lab) -> None:
     """TCP with all the offloads that virtio, VXLAN and the underlay agree on."""
     lab.run("login", "sh", "-c", "cat > stream.py", user="alice", stdin=STREAM)
@@ -120,6 +122,7 @@ def test_streams_between_guests_arrive_whole(lab: Lab) -> None:
     assert job.output() == f"AF_INET {(8 << 20) + 32} True\nAF_INET6 {(8 << 20) + 32} True\n"
 
 
+@pytest.mark.promise("net.reach")
 def test_guests_of_one_node_reach_each_other(lab: Lab) -> None:
     job = lab.finish(
         "srun -n2 sh -c 'for name in n1-g0 n1-g1; do ping -4 -c1 -W20 $name >/dev/null &&"
@@ -133,6 +136,7 @@ def test_guests_of_one_node_reach_each_other(lab: Lab) -> None:
     assert sorted(job.output().splitlines()) == ["n1-g0 n1-g0", "n1-g0 n1-g1", "n1-g1 n1-g0", "n1-g1 n1-g1"]
 
 
+@pytest.mark.promise("net.reach")
 def test_a_job_that_does_not_ask_has_no_network(lab: Lab) -> None:
     for options in ((), ("--vhpc-network=none",)):
         job = lab.finish("ls /sys/class/net; echo list $VHPC_NODELIST", "-n1", "-w", "n1", *options)
@@ -229,6 +233,7 @@ def marks(lab: Lab, victim: Listening) -> set[str]:
     return {line for lines in victim.heard(lab).values() for line in lines if line.startswith("heard")}
 
 
+@pytest.mark.promise("net.foreign", "attack.vxlan", "attack.guest-address")
 def test_no_foreign_frame_reaches_the_guests_of_a_job(
     lab: Lab, listening: tuple[Listening, Listening]
 ) -> None:
@@ -276,6 +281,7 @@ def test_no_foreign_frame_reaches_the_guests_of_a_job(
     assert marks(lab, alice) == {"heard marked-control"}
 
 
+@pytest.mark.promise("net.separate")
 def test_two_jobs_with_the_same_addresses_hear_only_themselves(
     lab: Lab, listening: tuple[Listening, Listening]
 ) -> None:
@@ -289,6 +295,7 @@ def test_two_jobs_with_the_same_addresses_hear_only_themselves(
             assert sources <= own, (one.vni, node)
 
 
+@pytest.mark.promise("net.flush")
 @pytest.mark.usefixtures("no_health_check")
 def test_the_firewall_is_restored_when_something_removes_it(
     lab: Lab, listening: tuple[Listening, Listening]
@@ -325,6 +332,7 @@ def test_both_jobs_end_and_leave_nothing(lab: Lab, listening: tuple[Listening, L
 # --- faults -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.killed")
 @pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_prolog_killed_around_its_network_leaves_nothing(lab: Lab, torn: bool) -> None:
     """The Epilog clears what a Prolog left that was killed after it announced the network."""
@@ -346,6 +354,7 @@ def test_a_prolog_killed_around_its_network_leaves_nothing(lab: Lab, torn: bool)
             return
 
 
+@pytest.mark.promise("net.killed")
 @pytest.mark.usefixtures("no_health_check")
 def test_an_epilog_killed_at_its_network_leaves_nothing(lab: Lab) -> None:
     """The next Epilog goes on where the killed one was."""

@@ -45,6 +45,7 @@ def waiting(lab: Lab) -> int:
     return len(lab.run(NODE, "ls", f"{STATE}/outbox", check=False).out.split())
 
 
+@pytest.mark.promise("hooks.paths")
 def test_jobs_and_health_checks_use_other_folders(lab: Lab, moved: str) -> None:
     assert finding(lab, "slurm.plugstack") == "error", "the plugin looks into the usual run folder"
     lab.run(NODE, "sed", "-i", f"s|^required vhpc.so.*|required vhpc.so run_dir={RUN}|", moved)

@@ -25,6 +25,7 @@ def serving(lab: Lab, node: str) -> str:
     return lab.run(node, "pgrep", "-f", "store.peers.process", check=False).out
 
 
+@pytest.mark.promise("peers.job", "peers.process")
 def test_two_cold_nodes_read_the_catalogue_once(lab: Lab) -> None:
     names = files(lab)
     for node in NODES:
@@ -51,6 +52,7 @@ def test_a_node_that_has_the_image_gives_it_to_another(lab: Lab) -> None:
     lab.quiet()
 
 
+@pytest.mark.promise("peers.warm")
 def test_two_nodes_are_warmed_from_one_reading(lab: Lab) -> None:
     names = files(lab)
     for node in NODES:

@@ -49,6 +49,7 @@ def _parts(text: str) -> dict[str, list[str]]:
     return {part.split("\n", 1)[0]: part.splitlines()[1:] for part in parts}
 
 
+@pytest.mark.promise("pmi.exchange")
 def test_tasks_of_all_nodes_exchange_values_by_pmi(lab: Lab) -> None:
     # cyclic: tasks 0, 2, 4 and 6 are on the first node
     lines = (f"one {EIGHT} 1", f"cyclic {EIGHT.replace('srun', 'srun -m cyclic')} 2")
@@ -60,6 +61,7 @@ def test_tasks_of_all_nodes_exchange_values_by_pmi(lab: Lab) -> None:
     assert Counter(parts["one"])["mapping (vector,(0,2,4))"] == 8
 
 
+@pytest.mark.promise("pmi.exchange")
 def test_a_guest_is_a_node_of_the_process_mapping(lab: Lab) -> None:
     lines = (f"one {EIGHT} 1", f"cyclic {EIGHT.replace('srun', 'srun -m cyclic')} 2")
     options = (*PAIR, NETWORK, "--vhpc-guests-per-node=2", "--mem=1400")
@@ -91,6 +93,7 @@ def test_a_guest_needs_no_network_for_its_own_tasks(lab: Lab) -> None:
     }
 
 
+@pytest.mark.promise("pmi.refuse")
 def test_pmi_without_network_is_refused_and_others_run(lab: Lab) -> None:
     """As with MpiDefault, where every step has the variables, whatever its program is."""
     types = _types(lab)

@@ -63,6 +63,7 @@ def rule(lab: Lab) -> Iterator[None]:
         lab.service("ctl", "restart", "vhpcd")
 
 
+@pytest.mark.promise("policy.rule")
 @pytest.mark.usefixtures("rule")
 def test_an_unsigned_image_is_refused_in_its_partition_only(lab: Lab) -> None:
     refused = lab.submit("hostname", "-p", "spare", f"--vhpc-image={TAG}")
@@ -91,6 +92,7 @@ def test_an_unsigned_image_is_refused_in_its_partition_only(lab: Lab) -> None:
     assert free.wait("COMPLETED", "FAILED") == "COMPLETED"
 
 
+@pytest.mark.promise("policy.rule")
 @pytest.mark.usefixtures("rule")
 def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
     signed = lab.run("ctl", "vhpc", "image", "sign", TAG, "--key", KEY, "--json")
@@ -124,6 +126,7 @@ def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
     one_line(expired, "key has expired")
 
 
+@pytest.mark.promise("policy.node")
 @pytest.mark.usefixtures("rule")
 def test_a_node_refuses_what_only_vhpcd_permits(lab: Lab) -> None:
     """The signer counts on vhpcd's host; the file of n1 has no key. n1 stays in service."""

@@ -83,6 +83,7 @@ def runs(lab: Lab, job: Job) -> list[str]:
     return rows
 
 
+@pytest.mark.promise("job.preempt")
 def test_a_preempted_job_is_told_and_runs_again_in_a_new_guest(lab: Lab, pair: Twins) -> None:
     give_way(lab)
     for job in pair:
@@ -97,6 +98,7 @@ def test_a_preempted_job_is_told_and_runs_again_in_a_new_guest(lab: Lab, pair: T
     settled(lab)
 
 
+@pytest.mark.promise("job.preempt")
 def test_a_preempted_job_has_its_grace_time(lab: Lab, pair: Twins) -> None:
     """Its steps are told when it begins, its script when it is over."""
     lab.run("ctl", "scontrol", "update", "PartitionName=spare", "PreemptMode=CANCEL", "GraceTime=8")

@@ -69,6 +69,7 @@ def complaints(lab: Lab) -> int:
     return int(lab.run("ctl", "grep", "-c", COMPLAINT, LOG, check=False).out or 0)
 
 
+@pytest.mark.promise("slurm.private-data")
 @pytest.mark.usefixtures("private")
 def test_an_operator_sees_hidden_jobs_and_others_end_no_lease(lab: Lab) -> None:
     job = lab.submit(WAITING, "-w", "n1")

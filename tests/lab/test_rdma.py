@@ -81,6 +81,7 @@ def said(lab: Lab) -> Iterator[dict[str, list[str]]]:
     lab.run("login", "rm", "-rf", folder, user="alice")
 
 
+@pytest.mark.promise("rdma.devices")
 def test_device_nodes_appear_without_udev_for_all_users(said: dict[str, list[str]]) -> None:
     modules = {"/sys/module/mlx5_ib": 2, "/sys/module/ib_ipoib": 2}
     assert {line: said["before"].count(line) for line in modules} == modules, said["before"]
@@ -89,6 +90,7 @@ def test_device_nodes_appear_without_udev_for_all_users(said: dict[str, list[str
     assert Counter(said["nodes"]) == {"2001": 2, "uverbs0 666": 2, "rdma_cm 666": 2}
 
 
+@pytest.mark.promise("rdma.devices")
 def test_tasks_may_lock_all_memory(said: dict[str, list[str]]) -> None:
     assert said["limits"] == ["unlimited"] * 4
     assert said["pingpong"][-1] == "exit 0", said["pingpong"]
@@ -96,6 +98,7 @@ def test_tasks_may_lock_all_memory(said: dict[str, list[str]]) -> None:
     assert sorted(line.split(":")[0] for line in done) == ["0", "1"], said["pingpong"]
 
 
+@pytest.mark.promise("rdma.write")
 def test_a_guest_writes_into_the_memory_of_another(said: dict[str, list[str]]) -> None:
     """ib_write_bw; it connects by rdma_cm."""
     assert said["write"][-1] == "exit 0", said["write"]
@@ -103,6 +106,7 @@ def test_a_guest_writes_into_the_memory_of_another(said: dict[str, list[str]]) -
     assert sorted(line.split(":")[0] for line in done) == ["0", "1"], said["write"]
 
 
+@pytest.mark.promise("rdma.write")
 @pytest.mark.parametrize("name", WAYS)
 def test_mpi_programs_communicate_by_verbs(said: dict[str, list[str]], name: str) -> None:
     """UCX may use shared memory and verbs only; the adapters count what was sent.

@@ -26,6 +26,7 @@ def clean(lab: Lab) -> None:
     assert not any("DRAIN" in state for state in states), states
 
 
+@pytest.mark.promise("job.one-line")
 @pytest.mark.parametrize(
     ("command", "refused"),
     [
@@ -47,6 +48,7 @@ def test_only_sruns_own_lines_follow_the_users(lab: Lab, command: tuple[str, ...
     clean(lab)
 
 
+@pytest.mark.promise("job.one-line")
 def test_each_element_of_an_array_has_the_users_line_only(lab: Lab) -> None:
     script = "sbatch --parsable --wait --array=0-1 --output=refused-%a.out --wrap=true"
     done = lab.run("login", *script.split(), UNKNOWN, user="alice", check=False)

@@ -105,6 +105,7 @@ def alarms(lab: Lab, host: str) -> list[dict[str, Any]]:
     return [found for found in lab.vhpc(host, "doctor", check=False) if found["check"] == "alarms"]
 
 
+@pytest.mark.promise("boot.refused", "attack.every-qemu")
 def test_a_domain_refused_by_qemu_fails_only_its_job(lab: Lab, broken: str) -> None:
     jobs = []
     for node in NODES:
@@ -125,6 +126,7 @@ def test_a_domain_refused_by_qemu_fails_only_its_job(lab: Lab, broken: str) -> N
     assert lab.finish("hostname", "-N2", "--ntasks-per-node=1").accounted() == ["COMPLETED", "0:0"]
 
 
+@pytest.mark.promise("boot.refused")
 def test_an_alarm_outlives_vhpcd(lab: Lab, broken: str) -> None:
     job = lab.finish("echo ran", "-w", "n1", image=broken)
     settled(lab)
@@ -133,6 +135,7 @@ def test_an_alarm_outlives_vhpcd(lab: Lab, broken: str) -> None:
     assert any(f"last of job {job.id} " in found["what"] for found in alarms(lab, "ctl"))
 
 
+@pytest.mark.promise("boot.refused")
 def test_libvirts_text_tells_a_refused_guest_from_a_bad_node(lab: Lab) -> None:
     cases = ("topology", "kernel", "emulator", "absent", "unreadable", "kvm")
     done = lab.run("n1", "/opt/vhpc/bin/python", "-", *cases, stdin=TRY)

@@ -86,6 +86,7 @@ def _nothing_left() -> None:
     """The jobs outlive single tests here."""
 
 
+@pytest.mark.promise("resize.clean")
 def test_a_smaller_job_sees_what_it_sees_without_guests(lab: Lab, resized: tuple[Twins, Job]) -> None:
     twins, _ = resized
     ours, theirs = twins.outputs()
@@ -96,6 +97,7 @@ def test_a_smaller_job_sees_what_it_sees_without_guests(lab: Lab, resized: tuple
     assert plain(twins.inside, "released-{id}") == plain(twins.outside, "released-{id}")
 
 
+@pytest.mark.promise("resize.clean")
 def test_the_released_node_serves_the_next_job_at_once(lab: Lab, resized: tuple[Twins, Job]) -> None:
     twins, waiting = resized
     assert waiting.wait() == "COMPLETED"
@@ -107,6 +109,7 @@ def test_the_released_node_serves_the_next_job_at_once(lab: Lab, resized: tuple[
     assert twins.inside.show()["JobState"] == "RUNNING"
 
 
+@pytest.mark.promise("resize.clean")
 def test_the_remaining_node_forgets_the_released_one(lab: Lab, resized: tuple[Twins, Job]) -> None:
     job = resized[0].inside
     lab.vhpc("n1", "reconcile", check=False)  # what the health check does at its intervals
@@ -124,6 +127,7 @@ def test_the_remaining_node_forgets_the_released_one(lab: Lab, resized: tuple[Tw
     assert " 0 received" in lab.read("alice", f"ping-{job.id}")
 
 
+@pytest.mark.promise("resize.clean")
 def test_a_smaller_job_ends_and_leaves_nothing(lab: Lab, resized: tuple[Twins, Job]) -> None:
     for job in resized[0]:
         let_go(lab, job)
@@ -133,6 +137,7 @@ def test_a_smaller_job_ends_and_leaves_nothing(lab: Lab, resized: tuple[Twins, J
     lab.assert_clean()
 
 
+@pytest.mark.promise("resize.killed")
 def test_an_epilog_killed_on_a_released_node_is_made_up_for(lab: Lab) -> None:
     """The job is resized from the login host, and runs on."""
     job = lab.submit("echo up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done", *SIZE, *JOB)

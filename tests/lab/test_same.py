@@ -38,6 +38,7 @@ def fields(lab: Lab, probes: None) -> Twins:
     return twins.wait()
 
 
+@pytest.mark.promise("job.guest", "job.environment")
 @pytest.mark.results
 @pytest.mark.parametrize("name", sorted({first or second for first, second in PROBES}))
 def test_a_process_finds_itself_to_be_the_same(fields: Twins, name: str) -> None:
@@ -58,6 +59,7 @@ def test_a_process_finds_itself_to_be_the_same(fields: Twins, name: str) -> None
     assert ours == theirs
 
 
+@pytest.mark.promise("rdma.devices")
 @pytest.mark.results
 def test_the_probes_have_seen_what_they_were_to_see(fields: Twins) -> None:
     """Lest two jobs be equal because nothing of what was asked for came about in either."""
@@ -112,6 +114,7 @@ SACCT = (
 """Not Priority: priority/basic of Slurm 22.05 counts it down from job to job."""
 
 
+@pytest.mark.promise("job.exit")
 @pytest.mark.results
 def test_accounting_of_job_and_steps_is_the_same(lab: Lab, fields: Twins) -> None:
     def rows(job: Job) -> list[list[str]]:
@@ -133,6 +136,7 @@ SHOWN_BY_NATURE = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("job.exit")
 @pytest.mark.results
 def test_scontrol_shows_the_same_job(fields: Twins) -> None:
     ours, theirs = (job.show() for job in fields)
@@ -213,6 +217,7 @@ def test_steps_do_the_same(lab: Lab, steps: list[dict[str, str]], name: str) -> 
 # --- jobs of two parts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("array.guest")
 def test_both_components_of_a_het_job_have_guests(lab: Lab) -> None:
     option = f"#SBATCH --vhpc-image={IMAGE} -n1 -w"
     job = lab.submit(
@@ -256,6 +261,7 @@ def test_bytes_pass_each_stream_intact(lab: Lab) -> None:
     through(lab, 32)
 
 
+@pytest.mark.promise("job.streams")
 @pytest.mark.slow
 def test_a_quarter_gibibyte_passes_each_stream_intact(lab: Lab) -> None:
     through(lab, 256)

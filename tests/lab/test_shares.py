@@ -62,11 +62,13 @@ def seen(lab: Lab) -> Iterator[list[str]]:
         lab.run("login", "sh", "-c", "rm -f /home/alice/coherence* /scratch/coherence")
 
 
+@pytest.mark.promise("shares.fresh")
 def test_a_guest_sees_changes_of_others_after_a_second(seen: list[str]) -> None:
     assert "first /home/alice old" in seen
     assert "later /home/alice changed-elsewhere" in seen
 
 
+@pytest.mark.promise("shares.fresh")
 def test_a_folder_without_a_cache_shows_changes_at_once(seen: list[str]) -> None:
     assert "first /scratch old" in seen
     assert "at-once /scratch changed-elsewhere" in seen
@@ -77,6 +79,7 @@ def test_a_folder_without_a_cache_cannot_be_mapped(seen: list[str]) -> None:
     assert any("No such device" in line for line in seen)  # ENODEV
 
 
+@pytest.mark.promise("shares.fresh")
 def test_a_cached_folder_is_read_once_and_not_written(seen: list[str]) -> None:
     assert f"first {TREE} old" in seen
     assert f"later {TREE} old" in seen  # the reason why only folders that do not change may be listed

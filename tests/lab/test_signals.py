@@ -34,6 +34,7 @@ scancel -b -s HUP $job
 """
 
 
+@pytest.mark.promise("job.signals")
 @pytest.mark.timeout(900)
 def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     names = re.findall("[A-Z0-9]+", FILES["catch.py"].split("NAMES = ")[1].split("\n")[0])
@@ -109,6 +110,7 @@ def goes_on(lab: Lab, name: str, was: str) -> bool:
     return counter(lab, name) not in ("", was)
 
 
+@pytest.mark.promise("job.stop")
 def test_sigstop_by_scancel_stops_until_sigcont(lab: Lab) -> None:
     """SIGSTOP cannot be caught, so what relays a program to its guest is stopped itself."""
     count = (
@@ -163,6 +165,7 @@ FULL_ROUNDS = [
 """Options of scancel, and the line that says that a signal has come which comes without a guest too."""
 
 
+@pytest.mark.promise("job.stop")
 def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
     """What has left its process group, and steps, only as far as without a guest."""
     lab.run("login", "sh", "-c", f"cat > {WHERE}/tell.py", user="alice", stdin=TELL)
@@ -191,6 +194,7 @@ def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
     assert "background got HUP" in ours[2]
 
 
+@pytest.mark.promise("job.pty")
 def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
     lab.run(
         "login",
@@ -210,6 +214,7 @@ def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
     assert done[0].code == done[1].code
 
 
+@pytest.mark.promise("job.suspend")
 def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
     """Script and steps, also a step that does not care for SIGTSTP; nothing is lost."""
     script = (
@@ -244,6 +249,7 @@ def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
     assert lines == list(range(1, len(lines) + 1))
 
 
+@pytest.mark.promise("job.suspend")
 def test_a_suspended_job_can_be_cancelled(lab: Lab) -> None:
     job = lab.submit("echo up; srun sleep 600", "-t4")
     says(job, "up")

@@ -74,6 +74,7 @@ reach 'peer again' %(peer)s
 """
 
 
+@pytest.mark.promise("site.reach", "site.release", "attack.site-address")
 def test_guests_reach_the_sites_network_with_their_own_address(lab: Lab, site: None) -> None:
     before = lab.run("n1", "sh", "-c", STATE).out
     script = TRY % {"peer": PEER, "node": NODE}
@@ -101,6 +102,7 @@ def test_guests_reach_the_sites_network_with_their_own_address(lab: Lab, site: N
     lab.assert_clean()
 
 
+@pytest.mark.promise("site.missing")
 def test_a_missing_bridge_is_named_and_drains_the_node(lab: Lab, site: None) -> None:
     """n2 has no such bridge: its Prolog says so, and so does the doctor."""
     found = {one["check"]: one for one in lab.vhpc("n2", "doctor", check=False)}

@@ -235,18 +235,21 @@ def keys_gone(lab: Pair) -> None:
     assert f"-epoch-{epoch[0]}\n" in lab.on(DATABASE, "ls", "-A", "/etc/opensm").out
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_kill_9_of_the_active_vhpcd(lab: Pair) -> None:
     times = through(lab, lambda: lab.service("ctl", "kill", "vhpcd"), lab.up, "vhpcd killed")
     assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_kill_9_of_slurmctld(lab: Pair) -> None:
     times = through(lab, lambda: lab.service("ctl", "kill", "slurmctld"), lab.up, "slurmctld killed")
     assert times.lease < times.slurm + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_kill_9_of_both(lab: Pair) -> None:
     def kill() -> None:
@@ -257,6 +260,7 @@ def test_kill_9_of_both(lab: Pair) -> None:
     assert times.lease < times.slurm + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_power_cut_of_the_controller(lab: Pair) -> None:
     def cut() -> None:
@@ -266,6 +270,7 @@ def test_power_cut_of_the_controller(lab: Pair) -> None:
     assert times.lease < times.slurm + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_a_frozen_vhpcd_that_thaws(lab: Pair) -> None:
     def thaw() -> None:
@@ -283,6 +288,7 @@ def log(lab: Pair) -> str:
     return lab.on("ctl", "cat", "/var/log/vlab/vhpcd.log").out
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_controllers_that_are_cut_from_each_other(lab: Pair) -> None:
     times = through(
@@ -295,6 +301,7 @@ def test_controllers_that_are_cut_from_each_other(lab: Pair) -> None:
     assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_the_active_vhpcd_is_cut_from_the_database(lab: Pair) -> None:
     times = through(
@@ -303,6 +310,7 @@ def test_the_active_vhpcd_is_cut_from_the_database(lab: Pair) -> None:
     assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
 
 
+@pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_the_database_is_away_for_a_minute(lab: Pair) -> None:
     """What is submitted meanwhile starts later; what runs goes on, what ends is released afterwards."""
@@ -361,6 +369,7 @@ def small_disk(lab: Pair, ready: None) -> Iterator[None]:
     moved(f"{back}; cp -a {DATA}/. /run/below/mysql; umount {DATA}; umount /run/below")
 
 
+@pytest.mark.promise("db.full")
 @pytest.mark.usefixtures("small_disk")
 def test_the_disk_of_the_database_is_full(lab: Pair) -> None:
     """What runs goes on, what ends does; jobs without room for their leases start when there is space."""

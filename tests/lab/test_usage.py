@@ -64,6 +64,7 @@ def comment(lab: Lab, job: Job) -> str:
     return found[0]
 
 
+@pytest.mark.promise("usage.seff")
 def test_seff_and_accounting_have_what_programs_used(lab: Lab) -> None:
     script = f"cat > work.py <<'EOF'\n{WORK}EOF\nsrun -o work-%j-%t python3 work.py\nsleep 1\n"
     job = lab.finish(script, "-N2", "-n2", "--ntasks-per-node=1", "--mem=800")
@@ -116,6 +117,7 @@ def seff_of(lab: Lab, job: Job) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.promise("usage.running", "usage.files")
 def test_a_running_job_shows_what_it_has_used_so_far(lab: Lab) -> None:
     """A step has ended, one runs; Slurm's own health check tells of them."""
     more = 1 << 20  # the script's own files in home, and what virtiofsd reads for itself
@@ -191,6 +193,7 @@ def test_what_a_guest_reads_from_home_is_counted(lab: Lab) -> None:
     lab.run("login", "rm", "input", user="alice")
 
 
+@pytest.mark.promise("usage.oom")
 def test_a_program_killed_for_memory_is_told(lab: Lab) -> None:
     script = f"cat > hog.py <<'EOF'\n{HOG}EOF\nsrun -e hog-%j python3 hog.py\necho went on\n"
     job = lab.finish(script, "-n1", "--mem=700", "-w", "n1")
@@ -210,6 +213,7 @@ def test_a_program_killed_for_memory_is_told(lab: Lab) -> None:
     lab.run("login", "sh", "-c", f"rm hog.py hog-{job.id}", user="alice")
 
 
+@pytest.mark.promise("usage.seff")
 def test_a_guest_that_is_gone_has_no_figures(lab: Lab) -> None:
     job = lab.submit("touch gone-$SLURM_JOB_ID; sleep 600", "-n1", "-w", "n1")
     begun = ("ls", f"/home/alice/gone-{job.id}")

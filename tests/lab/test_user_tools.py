@@ -83,6 +83,7 @@ def job(lab: Lab) -> Iterator[Job]:
     settled(lab)
 
 
+@pytest.mark.promise("tools.forward")
 @pytest.mark.results
 def test_a_server_in_a_guest_is_reached(lab: Lab, job: Job) -> None:
     expected = lab.run("login", "vhpc", "cp", f"{job.id}:/tmp/www/sum", "-", user="alice").out.split()[0]
@@ -117,6 +118,7 @@ def test_a_socket_admits_only_its_user(lab: Lab, job: Job) -> None:
     assert lab.run("login", "ls", path, check=False).code != 0
 
 
+@pytest.mark.promise("tools.cp")
 @pytest.mark.results
 def test_files_are_copied_both_ways(lab: Lab, job: Job) -> None:
     make = "rm -rf ~/cp && mkdir -p ~/cp/in/deep && cd ~/cp && head -c 20000000 /dev/urandom > in/deep/data"

@@ -43,6 +43,7 @@ def job(lab: Lab) -> Iterator[Job]:
     settled(lab)
 
 
+@pytest.mark.promise("vhpcd.user-view", "attack.user-view")
 @pytest.mark.results
 def test_another_user_sees_nothing_of_the_job(lab: Lab, job: Job) -> None:
     assert all(row["job"] != job.id for row in shown(lab, "bob", "ps", "--all"))
@@ -69,6 +70,7 @@ def test_an_operator_sees_the_job(lab: Lab, job: Job) -> None:
     until(lambda: lab.run("login", "vhpc", "ps", user="bob", check=False).code == 0, "vhpcd to be back")
 
 
+@pytest.mark.promise("tools.console")
 @pytest.mark.results
 def test_a_console_is_followed_by_its_owner(lab: Lab, job: Job) -> None:
     text = lab.run("login", "vhpc", "console", str(job.id), user="alice").out
@@ -103,6 +105,7 @@ def physics(lab: Lab) -> Iterator[str]:
         lab.service("ctl", "restart", "vhpcd")
 
 
+@pytest.mark.promise("vhpcd.user-view")
 def test_a_coordinator_sees_the_jobs_of_the_account_only(lab: Lab, physics: str) -> None:
     theirs = lab.finish("true", "-w", "n1", f"--account={physics}")
     other = lab.submit("true", "--account=users", image="no-such-image")
@@ -117,6 +120,7 @@ def test_a_coordinator_sees_the_jobs_of_the_account_only(lab: Lab, physics: str)
     assert {theirs.id, other.id} <= {row["job"] for row in shown(lab, "alice", "ps", "--all")}
 
 
+@pytest.mark.promise("vhpcd.user-view")
 def test_an_owner_sees_the_job_before_and_after_its_end(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N2")
     runs(lab, job)
@@ -165,6 +169,7 @@ def on_a_terminal(lab: Lab, command: str) -> str:
     return lab.run("login", "script", "-qec", command, "/dev/null", user="alice", timeout=300).out
 
 
+@pytest.mark.promise("boot.progress")
 def test_srun_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
     command = f"srun -N2 --mem=768 --vhpc-image={IMAGE} hostname"
     text = on_a_terminal(lab, command)

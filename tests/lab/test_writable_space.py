@@ -20,6 +20,7 @@ MIRROR = "203.0.113.7"
 PACKAGE = "vhpc-lab-hello"
 
 
+@pytest.mark.promise("disk.size")
 def test_a_job_writes_more_to_its_disk_than_its_guest_has_memory(lab: Lab) -> None:
     script = """
     df -B1M --output=size,target / /tmp | tail -n +2
@@ -51,6 +52,7 @@ def test_a_job_writes_more_to_its_disk_than_its_guest_has_memory(lab: Lab) -> No
     assert lab.run("n1", "ls", DISKS).out == ""
 
 
+@pytest.mark.promise("disk.mount")
 def test_a_disk_is_mounted_where_the_job_asks_for_it(lab: Lab) -> None:
     script = """
     stat -c '%U %G %a' /local/own
@@ -102,6 +104,7 @@ def test_each_guest_has_its_own_disk_for_all_of_its_users(lab: Lab) -> None:
     assert lab.run("n1", "ls", DISKS).out == ""
 
 
+@pytest.mark.promise("disk.mount")
 def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
     for place, says in (("/etc/x", "belongs to the guest's system"), ("/a/../etc", "an absolute path")):
         option = f"--vhpc-disk=64M:{place}"
@@ -123,6 +126,7 @@ def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("disk.refuse")
 def test_a_disk_that_cannot_be_had_fails_the_job_in_one_line(lab: Lab) -> None:
     done = lab.run(
         "login", "sbatch", "--vhpc-image=x", "--vhpc-disk=63M", "--wrap=:", user="alice", check=False
@@ -187,6 +191,7 @@ def installing(mirror: str) -> str:
     """
 
 
+@pytest.mark.promise("tools.save")
 def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> None:
     script = f"{installing(mirror)}\necho up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done"
     job = lab.submit(script, "-w", "n1", "--vhpc-network=nat", "--vhpc-disk=256M")
@@ -213,6 +218,7 @@ def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> Non
     lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")
 
 
+@pytest.mark.promise("tools.save-option")
 def test_a_script_is_a_recipe_of_an_image(lab: Lab) -> None:
     options = ("--vhpc-save=own/made", "--vhpc-disk=64M:/local")
     script = "echo of this job > /local/file && sudo sh -c 'echo made by a script > /etc/made'"

@@ -97,6 +97,7 @@ def test_apt_has_installed_what_the_packages_need(day: Day, suite: Suite) -> Non
     assert on("ctl", "sh", "-c", look) in ("", "not-installed")
 
 
+@pytest.mark.promise("install.first-day")
 @pytest.mark.parametrize("host", HOSTS)
 def test_setup_and_doctor_leave_nothing_to_repair(day: Day, host: str) -> None:
     assert {step["state"] for step in day.setups[host]} <= {"ok"}
@@ -124,6 +125,7 @@ def as_user(job: str, command: str) -> str:
     return said
 
 
+@pytest.mark.promise("install.first-day")
 def test_the_first_job_runs_in_guests(day: Day) -> None:
     kernel, *lines = on("login", "cat", f"{HOME}/first.out").splitlines()
     # that of the image, which is not that of the machine
@@ -133,6 +135,7 @@ def test_the_first_job_runs_in_guests(day: Day) -> None:
     until(lambda: on("login", *accounted, user="alice") == "COMPLETED\n", "completed job in accounting", 60)
 
 
+@pytest.mark.promise("install.first-day")
 def test_a_user_sees_the_waterfall_and_the_report(day: Day) -> None:
     waterfall = as_user(day.job, "timeline")
     for word in (*NODES, "agent"):
@@ -148,6 +151,7 @@ def test_another_user_does_not(day: Day) -> None:
     assert day.job in said
 
 
+@pytest.mark.promise("install.first-day")
 def test_seff_tells_of_cpu_time(day: Day) -> None:
     assert re.search(r"CPU Utilized +(?!0 s|00:00:00|-)\S", as_user(day.job, "seff"))
     figures = json.loads(on("login", "vhpc", "seff", day.job, "--json", user="alice"))
@@ -156,6 +160,7 @@ def test_seff_tells_of_cpu_time(day: Day) -> None:
     assert {guest["node"] for guest in figures["guests"]} == set(NODES)
 
 
+@pytest.mark.promise("install.first-day")
 def test_vhpc_web_answers_for_the_user(day: Day) -> None:
     words = ("lab/vlab", "exec", "-u", "alice", "login", "--", "timeout", "120", "vhpc", "web")
     with subprocess.Popen(
@@ -176,6 +181,7 @@ def test_vhpc_web_answers_for_the_user(day: Day) -> None:
     assert "HTTPError" in refused
 
 
+@pytest.mark.promise("install.first-day")
 def test_metrics_have_data(day: Day) -> None:
     text = on("ctl", "python3", "-c", READ, "http://127.0.0.1:9633/metrics")
     values = dict(line.rsplit(" ", 1) for line in text.split("\n") if line and line[0] != "#")

@@ -37,6 +37,7 @@ def test_hosts_have_packages_and_no_checkout() -> None:
         assert "/usr/libexec/vhpc" not in on(host, "cat", "/proc/self/mounts")
 
 
+@pytest.mark.promise("install.slurmctld")
 @pytest.mark.usefixtures("lab")
 @pytest.mark.parametrize("host", ["ctl", "login", "n1", "n2"])
 def test_doctor_finds_no_error_on_hosts_with_packages(host: str) -> None:

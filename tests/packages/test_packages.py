@@ -111,12 +111,14 @@ def test_installing_starts_nothing(report: Path) -> None:
     assert lines(report / "services.install") == []
 
 
+@pytest.mark.promise("install.scripts")
 def test_an_upgrade_restarts_the_daemons_and_nothing_else(report: Path) -> None:
     assert sorted(lines(report / "services.upgrade")) == [f"{name}.service try-restart" for name in DAEMONS]
     upgraded = [line.split() for line in lines(report / "upgraded")]
     assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES
 
 
+@pytest.mark.promise("install.scripts")
 def test_a_node_whose_job_has_guests_keeps_its_package(report: Path) -> None:
     said = (report / "refused").read_text()
     assert "job 7 has guests on this node" in said
@@ -127,6 +129,7 @@ def test_removing_stops_daemons_and_nothing_else(report: Path) -> None:
     assert sorted(lines(report / "services.remove")) == [f"{name}.service stop" for name in DAEMONS]
 
 
+@pytest.mark.promise("install.scripts")
 def test_purged_packages_leave_nothing(report: Path) -> None:
     before, after = set(lines(report / "before")), set(lines(report / "purged"))
     assert len(before) > 3000

@@ -43,6 +43,7 @@ def test_doctor_looks_at_slurm_and_vhpcd(started: Path, suite: Suite) -> None:
     assert found["node.virtiofsd"]["level"] == ("error" if suite == BOOKWORM else "ok")
 
 
+@pytest.mark.promise("install.libraries")
 def test_bundled_libraries_are_for_vhpc_alone(started: Path, suite: Suite) -> None:
     if suite == BOOKWORM:
         assert "No module named 'msgspec'" in (started / "system").read_text()

@@ -131,6 +131,7 @@ def test_all_hosts_have_the_newer_packages(jobs: dict[str, str], packages: Path)
         assert on(host, "find", "/run", "-maxdepth", "1", "-name", "vhpc-upgrading") == ""
 
 
+@pytest.mark.promise("upgrade.order")
 def test_no_job_is_lost_or_started_again(jobs: dict[str, str]) -> None:
     for name, job in jobs.items():
         assert (field(job, "JobState"), field(job, "Restarts"), name) == ("COMPLETED", "0", name)
@@ -138,12 +139,14 @@ def test_no_job_is_lost_or_started_again(jobs: dict[str, str]) -> None:
         assert sorted(on("login", "cat", f"/home/alice/{name}").splitlines()) == sorted(OUTPUTS[name])
 
 
+@pytest.mark.promise("upgrade.order")
 def test_nodes_stay_in_service_and_hold_nothing(jobs: dict[str, str]) -> None:
     for node in ("n1", "n2"):
         until(partial(is_free, node), f"idle and clean {node}", 120)
         assert on(node, "find", "/run/vhpc/jobs", "/var/lib/vhpc/journal", "-mindepth", "1") == ""
 
 
+@pytest.mark.promise("upgrade.order")
 def test_new_jobs_run_after_the_upgrade(jobs: dict[str, str]) -> None:
     words = ("sbatch", "-W", "-N2", "-o", "/home/alice/new", "--vhpc-image=debian-minimal")
     on("login", *words, "--wrap=srun -l hostname", user="alice")
@@ -159,11 +162,13 @@ def database(name: str, *questions: str) -> list[str]:
     return on("ctl", "python3", "-c", script, f"{STATE}/{name}", *questions).splitlines()
 
 
+@pytest.mark.promise("db.versions")
 def test_the_database_is_migrated_and_holds_no_lease(jobs: dict[str, str]) -> None:
     live = "SELECT count(*) FROM lease WHERE state <> 'released'"
     assert database("leases.sqlite", "PRAGMA user_version", live) == [str(SCHEMA_VERSION), "0"]
 
 
+@pytest.mark.promise("db.versions")
 def test_the_older_database_is_kept_with_its_leases(jobs: dict[str, str]) -> None:
     (name,) = on("ctl", "find", STATE, "-name", "leases.sqlite.schema-*", "-printf", "%f\n").split()
     schema = name.removeprefix("leases.sqlite.schema-")
@@ -174,6 +179,7 @@ def test_the_older_database_is_kept_with_its_leases(jobs: dict[str, str]) -> Non
     assert (version, int(ready) >= 1) == (schema, True)
 
 
+@pytest.mark.promise("db.versions")
 def test_the_old_vhpcd_refuses_a_newer_database(old: Path, tmp_path: Path) -> None:
     (common,) = old.glob("vhpc-common_*.deb")
     run("dpkg-deb", "-x", common, tmp_path / "old")

@@ -11,6 +11,7 @@
 
 #include "inherited.h"
 
+/* promise: job.inherit */
 static void variables_of_a_guest_are_removed(void **state)
 {
     static const char *const gone[] = {

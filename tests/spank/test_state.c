@@ -105,6 +105,7 @@ static void each_of_several_guests_has_its_socket_and_gpus(void **unused)
     vhpc_state_free(&state);
 }
 
+/* promise: place.guests */
 static void tasks_fill_guests_in_blocks(void **unused)
 {
     static const struct {
@@ -311,6 +312,7 @@ static void the_owners_file_is_read(void **unused)
     vhpc_state_free(&state);
 }
 
+/* promise: attack.state-file */
 static void a_file_of_another_user_is_not_trusted(void **unused)
 {
     (void)unused;
@@ -328,6 +330,7 @@ static void a_file_others_may_write_is_not_trusted(void **unused)
     assert_int_equal(look(42, getuid()), VHPC_STATE_BAD);
 }
 
+/* promise: attack.state-file */
 static void a_link_is_not_followed(void **unused)
 {
     (void)unused;

@@ -37,6 +37,7 @@ static bool waits(const char *program, const char *quiet, int fd, const char *op
     return vhpc_somebody_waits(program, argv, quiet, fd);
 }
 
+/* promise: boot.progress */
 static void srun_and_salloc_on_a_terminal_wait(void **unused)
 {
     int ends[2];
@@ -84,6 +85,7 @@ static void words_differ(void **unused)
 
 /* The watcher is this script; it writes its arguments and open files to a pipe that is its stderr.
  */
+/* promise: boot.progress */
 static void the_watcher_is_no_child_and_has_no_files(void **unused)
 {
     char path[] = "/tmp/vhpc-watcher-XXXXXX";

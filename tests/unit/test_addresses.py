@@ -28,6 +28,7 @@ def test_nodes_are_read_each_once() -> None:
     assert parse_nodes("") == ()
 
 
+@pytest.mark.promise("attack.node-address")
 @pytest.mark.parametrize(
     "text", ["n1", "n1|n1", "n1|n1|10.0.0.1|x", "n 1|n1|10.0.0.1", "n1|n1|", "n1|$(id)|n1"]
 )

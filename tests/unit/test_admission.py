@@ -176,6 +176,7 @@ def test_many_addresses_are_not_remembered_for_ever() -> None:
 # --- the log -------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.log-fill")
 def test_lines_of_a_kind_are_limited_and_the_rest_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "sparing")
 

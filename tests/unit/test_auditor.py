@@ -48,6 +48,7 @@ def descriptors(vhpcd: Vhpcd) -> int:
 # --- files that are none ---------------------------------------------------------------------------
 
 
+@pytest.mark.promise("fabric.audit", "attack.auditor")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, kind: Callable[[Path], None]
@@ -65,6 +66,7 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
+@pytest.mark.promise("fabric.audit")
 @pytest.mark.parametrize("kind", [folder, link_to_nothing, pipe, named_socket], ids=lambda k: k.__name__)
 def test_a_log_that_is_none_hides_no_open_port(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, kind: Callable[[Path], None]
@@ -93,6 +95,7 @@ def test_a_log_that_is_none_hides_no_open_port(
     assert sets(fabric) == holding((0x1000, 1))
 
 
+@pytest.mark.promise("fabric.audit")
 def test_no_descriptor_is_lost_by_audits_of_what_is_no_file(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -113,6 +116,7 @@ def test_no_descriptor_is_lost_by_audits_of_what_is_no_file(
 # --- tables behind OpenSM's back ---------------------------------------------------------------------
 
 
+@pytest.mark.promise("fabric.repair", "attack.port-table")
 @pytest.mark.parametrize(
     ("guid", "block", "entries"),
     [
@@ -159,6 +163,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     assert sets(fabric) == holding((0x1000, 1))
 
 
+@pytest.mark.promise("fabric.repair")
 @pytest.mark.parametrize("guid", [STRANGER, GUIDS[0]], ids=["without a job", "of a job"])
 def test_the_table_of_a_port_that_had_many_keys_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guid: int
@@ -210,6 +215,7 @@ def test_a_running_vhpcd_closes_a_port_and_gives_a_key_back(
         assert vhpcd.client.status().fabric.lost == ()
 
 
+@pytest.mark.promise("fabric.repair", "attack.port-table")
 def test_a_key_that_cannot_be_released_is_named_in_time(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -260,6 +266,7 @@ def with_standby(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Ite
         yield vhpcd
 
 
+@pytest.mark.promise("fabric.audit", "attack.auditor")
 def test_an_unreachable_standby_hides_no_open_port(
     with_standby: Vhpcd, fabric: SimulatedFabric, tmp_path: Path
 ) -> None:
@@ -282,6 +289,7 @@ def test_an_unreachable_standby_hides_no_open_port(
     assert with_standby.client.status().fabric.safe
 
 
+@pytest.mark.promise("fabric.audit", "attack.auditor")
 def test_a_silent_adapter_is_named_and_is_not_safe(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -300,6 +308,7 @@ def test_a_silent_adapter_is_named_and_is_not_safe(
         assert vhpcd.client.status().fabric.safe
 
 
+@pytest.mark.promise("fabric.audit")
 def test_an_unreadable_fabric_does_not_stay_safe(fabric: SimulatedFabric, tmp_path: Path) -> None:
     reader = FabricReader(environment=fabric.environment)
     reader.scan(60.0)

@@ -19,6 +19,8 @@ from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.slurm.port import Slurm, SlurmNode
 
+pytestmark = pytest.mark.promise("attack.boot-word")
+
 NODE_GROUPS = wire_types.pack_allocation(allocation("n1"))
 TIMELINE = wire_types.TimelineWire(generation="1.0.00000001", node="n1", stages=())
 OF_NODES: list[wire.Request] = [
@@ -133,6 +135,7 @@ def test_a_node_that_slurm_does_not_have_is_said_to_be_none(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.promise("attack.no-slurm")
 def test_without_slurm_only_the_own_host_is_believed(tmp_path: Path) -> None:
     slurm = Asked(fails="no answer within 5 s")
     for body in (*OF_NODES, *OF_THE_CONTROLLER):

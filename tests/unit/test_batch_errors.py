@@ -77,6 +77,7 @@ def states(service: Alone) -> dict[int, str]:
     return {one.generation.job_id: one.state.value for one in assignments}
 
 
+@pytest.mark.promise("fabric.batch")
 def test_a_key_that_cannot_be_stripped_stops_no_start(service: Alone, network: Defective) -> None:
     for job_id in (1, 2):
         service.open(request(job_id), allocation("n1"), identity())
@@ -101,6 +102,7 @@ def test_one_job_s_internal_error_fails_no_other_job(service: Alone, network: De
     assert why.line() == "vhpcd failed: internal error: KeyError(1) (see the log of vhpcd)"
 
 
+@pytest.mark.promise("fabric.batch")
 def test_ready_jobs_are_answered_when_a_later_step_fails(
     service: Alone, network: Defective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_an_answer_is_kept_when_the_fabric_fails(service: Alone, network: Defect
     assert isinstance(results[second], FabricError)
 
 
+@pytest.mark.promise("fabric.batch")
 def test_an_audit_that_fails_counts_as_unread(service: Alone, network: Defective) -> None:
     service.audit.run()
     network.audits = True

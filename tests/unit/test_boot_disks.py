@@ -69,6 +69,7 @@ def test_a_mounted_disk_is_the_agents_to_mount_before_all_else(
     assert stages["disks"] == "1 of 64 MiB, mounted at /local"
 
 
+@pytest.mark.promise("disk.mount")
 def test_an_image_with_an_older_agent_gets_no_mounted_disk(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_an_image_with_an_older_agent_gets_no_mounted_disk(
     )
 
 
+@pytest.mark.promise("disk.mount")
 @pytest.mark.parametrize(
     ("mount", "fits"),
     [("/scratch/a", False), ("/scratch", False), ("/scratch/a/b/c", False), ("/scratch/ab", True)],

@@ -26,6 +26,7 @@ def rig(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[BootRig]:
     found.work.journal.close()
 
 
+@pytest.mark.promise("user.limits")
 @pytest.mark.parametrize("error", [DomainRefusedError("cannot start", "refused"), NodeError("no answer")])
 def test_a_limit_of_the_user_explains_a_failed_start(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch, error: NodeError
@@ -38,6 +39,7 @@ def test_a_limit_of_the_user_explains_a_failed_start(
     assert caught.value is why
 
 
+@pytest.mark.promise("user.limits")
 def test_a_limit_of_the_user_explains_a_silent_guest(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     why = UserError("the daemon of shared folder home0, which the guest needs, does not work")
     monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))

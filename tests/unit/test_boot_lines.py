@@ -84,6 +84,7 @@ def test_ps_says_what_a_job_waits_for(vhpcd: Vhpcd) -> None:
     assert row["booting"] is None
 
 
+@pytest.mark.promise("boot.progress")
 @needs_munged
 def test_a_job_boots_until_all_guests_are_ready(vhpcd: Vhpcd) -> None:
     config = vhpcd.folder / "vhpc.toml"
@@ -117,6 +118,7 @@ def test_only_a_ready_lease_is_shown_as_booting(state: LeaseState) -> None:
     assert bootline.state(lease, None) == state.value
 
 
+@pytest.mark.promise("attack.boot-word")
 @needs_munged
 def test_only_a_node_of_the_job_says_what_it_does(vhpcd: Vhpcd) -> None:
     opened(vhpcd)
@@ -176,6 +178,7 @@ def command() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.promise("boot.progress")
 @needs_munged
 def test_a_waiting_command_says_how_far_guests_are(vhpcd: Vhpcd, command: subprocess.Popen[bytes]) -> None:
     lease = opened(vhpcd)
@@ -189,6 +192,7 @@ def test_a_waiting_command_says_how_far_guests_are(vhpcd: Vhpcd, command: subpro
     assert command.poll() is None
 
 
+@pytest.mark.promise("attack.boot-word")
 @needs_munged
 @pytest.mark.parametrize("case", ["another user", "no such word", "ready"])
 def test_who_need_not_wait_is_told_nothing(vhpcd: Vhpcd, command: subprocess.Popen[bytes], case: str) -> None:

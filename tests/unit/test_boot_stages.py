@@ -195,6 +195,7 @@ def fail_at_hello(
     return caught.value
 
 
+@pytest.mark.promise("boot.end")
 @pytest.mark.parametrize(
     ("said", "alive", "crash", "words"),
     [
@@ -233,6 +234,7 @@ def test_a_guest_that_is_late_names_its_deadline_and_the_option(
         run(rig)
 
 
+@pytest.mark.promise("boot.end")
 @pytest.mark.parametrize(("alive", "kind"), [(True, NodeError), (False, UserError)])
 def test_a_dead_channel_is_the_nodes_fault_if_the_guest_lives(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch, alive: bool, kind: type[VhpcError]
@@ -243,6 +245,7 @@ def test_a_dead_channel_is_the_nodes_fault_if_the_guest_lives(
         run(rig)
 
 
+@pytest.mark.promise("boot.end")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("alive", "hung_up", "kind"),

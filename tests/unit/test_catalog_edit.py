@@ -78,6 +78,7 @@ def test_a_name_without_digest_can_be_removed(tmp_path: Path) -> None:
     assert edit.remove(tmp_path, ref("base:bad")) == ""
 
 
+@pytest.mark.promise("image.gc")
 def test_an_image_without_name_is_deleted_when_its_time_is_over(tmp_path: Path) -> None:
     old = publish(tmp_path, "base", b"old root")
     publish(tmp_path, "base", b"new root")
@@ -187,6 +188,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]
     left[0] = -1
 
 
+@pytest.mark.promise("image.gc")
 @pytest.mark.parametrize("what", ["tag", "move", "remove", "collect"])
 def test_a_kill_at_any_point_leaves_whole_images(
     tmp_path: Path, what: str, killed_at: Callable[[int], None]
@@ -232,6 +234,7 @@ def test_a_publisher_at_work_is_waited_for(tmp_path: Path, monkeypatch: pytest.M
     edit.collect(tmp_path, 0)
 
 
+@pytest.mark.promise("attack.catalogue-delete")
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test needs a folder of another user")
 def test_root_changes_no_catalogue_of_another_user(tmp_path: Path) -> None:
     publish(tmp_path, "base", b"root")

@@ -110,6 +110,7 @@ def link(path: Path) -> None:
     path.symlink_to(moved)
 
 
+@pytest.mark.promise("attack.catalogue-read")
 @pytest.mark.parametrize(
     "path",
     [
@@ -123,6 +124,7 @@ def test_no_link_is_followed(folder: Path, path: str) -> None:
     assert "a part of it is a link" in refusal(folder)
 
 
+@pytest.mark.promise("attack.catalogue-read")
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test gives files to another user")
 @pytest.mark.parametrize(
     "path", ["", "names/cuda", "names/cuda/latest", f"manifests/sha256/{DIGEST[7:]}.json"]
@@ -133,6 +135,7 @@ def test_files_of_others_are_not_read(folder: Path, path: str) -> None:
     assert "does not belong to alice" in refusal(folder)
 
 
+@pytest.mark.promise("attack.catalogue-read")
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test gives a file to another user")
 @pytest.mark.parametrize(
     "path", ["names/cuda/latest", f"manifests/sha256/{DIGEST[7:]}.json", f"signatures/sha256/{DIGEST[7:]}"]

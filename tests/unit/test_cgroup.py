@@ -87,6 +87,7 @@ def test_a_helper_is_in_the_group_in_every_hierarchy(group: Cgroup) -> None:
     child.wait()
 
 
+@pytest.mark.promise("attack.survive")
 def test_the_end_reaches_processes_that_left_their_session(group: Cgroup) -> None:
     script = "for i in 1 2 3; do env -i setsid sh -c 'trap \"\" TERM; sleep 60 & sleep 60' & done; sleep 60"
     child = member(group, "sh", "-c", script)
@@ -101,6 +102,7 @@ def test_the_end_reaches_processes_that_left_their_session(group: Cgroup) -> Non
     child.wait()
 
 
+@pytest.mark.promise("attack.helper-limits")
 def test_a_fork_bomb_is_bounded_and_ended(group: Cgroup) -> None:
     counted = [folder / "helpers" for folder in group.folders if (folder / "helpers/pids.max").exists()]
     if not counted:
@@ -116,6 +118,7 @@ def test_a_fork_bomb_is_bounded_and_ended(group: Cgroup) -> None:
     child.wait()
 
 
+@pytest.mark.promise("attack.helper-limits")
 def test_helpers_that_want_too_much_memory_are_ended(group: Cgroup) -> None:
     hungry = "x = bytearray(256 << 20); print(len(x))"
     child = member(group, "python3", "-c", hungry)
@@ -124,6 +127,7 @@ def test_helpers_that_want_too_much_memory_are_ended(group: Cgroup) -> None:
     assert child.stdout.read() == b""
 
 
+@pytest.mark.promise("attack.helper-limits")
 def test_cpus_outside_of_the_group_cannot_be_had(group: Cgroup) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one CPU: nothing is outside of the group")
@@ -154,6 +158,7 @@ def test_a_process_from_elsewhere_is_taken_in(group: Cgroup) -> None:
         child.wait()
 
 
+@pytest.mark.promise("boot.end")
 def test_a_process_that_has_ended_is_not_taken_in(group: Cgroup) -> None:
     """A guest may end at any moment: that is no error of the node."""
     child = subprocess.Popen(["true"])
@@ -176,6 +181,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.promise("attack.memory-kept")
 @pytest.mark.long
 def test_held_memory_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     """A "QEMU" in the group hands its guest's memory to a process outside, and ends."""

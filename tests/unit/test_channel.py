@@ -151,6 +151,7 @@ def test_poweroff_ends_the_guest_and_its_end_is_heard(guest: Guest) -> None:
     assert guest.shim.wait(WAIT_S) == 0
 
 
+@pytest.mark.promise("clean.poweroff")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
 def test_a_guest_that_ends_without_a_reply_has_answered(late_guest: Guest) -> None:
     """QEMU may go before it has passed on what the agent said last."""
@@ -195,6 +196,7 @@ def test_no_shim_is_the_nodes_failure(tmp_path: Path) -> None:
         GuestChannel.connect(tmp_path / "run.sock", 0.2)
 
 
+@pytest.mark.promise("attack.replies")
 def test_a_guest_that_talks_nonsense_is_a_channel_error(late_guest: Guest) -> None:
     with GuestChannel.connect(late_guest.socket, 5) as channel:
         late_guest.agent_end.sendall(hashlib.sha256(b"nonsense").digest())

@@ -58,6 +58,7 @@ def seen(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.promise("tools.cp")
 def test_a_folder_goes_in_and_comes_back(site: StepSite) -> None:
     source = tree(site.folder / "data")
     assert site.run("cp", "data", "7:in") == (0, b"", "")
@@ -197,6 +198,7 @@ def test_a_guest_without_tar_gets_single_files(site: StepSite) -> None:
         assert "the image has no tar, which folders need; copy single files" in site.run("cp", *words)[2]
 
 
+@pytest.mark.promise("tools.cp")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signals) -> None:
     (site.folder / "x").write_bytes(bytes(64 * MIB))

@@ -79,6 +79,7 @@ def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.Captu
     assert main(["devices", "clear", "../../etc"]) == 1
 
 
+@pytest.mark.promise("devices.drain")
 @pytest.mark.parametrize(
     ("said", "drained"),
     [
@@ -107,6 +108,7 @@ def slurm_that_prints(folder: Path, said: str | None) -> Slurm:
     return Scontrol(str(scontrol.parent))
 
 
+@pytest.mark.promise("devices.drain")
 def test_a_bad_gpu_always_costs_the_node(rig: Rig, tmp_path: Path) -> None:
     gpu = quarantine.record(rig.gpus[0].address, "gpu", "hot")
     slurm = slurm_that_prints(tmp_path, "NodeName=n1 Gres=gpu:1,ibvf:1 State=IDLE")

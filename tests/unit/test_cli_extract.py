@@ -70,12 +70,14 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise("attack.cp")
 @pytest.mark.parametrize("tar", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_tar_is_refused(tmp_path: Path, tar: bytes) -> None:
     with target(tmp_path) as folder, pytest.raises(UserError):
         extract(io.BytesIO(tar), folder, is_new=False)
 
 
+@pytest.mark.promise("attack.cp")
 def test_links_that_lead_outside_are_left_out(tmp_path: Path) -> None:
     links = {
         "a": "/etc/passwd", "b": "../secret", "existing/c": "../../secret", "d": "existing/../../secret",
@@ -116,6 +118,7 @@ def test_an_existing_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
             extract(io.BytesIO(of(("out/secret", FILE, b"theirs"))), folder, is_new=False)
 
 
+@pytest.mark.promise("attack.cp")
 def test_a_header_of_any_size_is_not_read(tmp_path: Path) -> None:
     header = tarfile.TarInfo("x")
     header.type, header.size = tarfile.XHDTYPE, 8 << 30

@@ -107,6 +107,7 @@ def forwarded(site: StepSite, *words: str) -> Iterator[Forwarded]:
         process.communicate()
 
 
+@pytest.mark.promise("tools.forward")
 def test_connections_at_once_arrive_unchanged(site: StepSite) -> None:
     with server(digest_after_the_end) as port, forwarded(site, f"0:{port}") as it:
         assert it.port not in (0, port)
@@ -144,6 +145,7 @@ def test_it_works_over_the_channel_of_a_guest(site: StepSite, guest: Guest) -> N
         assert it.process.wait(WAIT_S) == 130
 
 
+@pytest.mark.promise("tools.forward", "attack.forward")
 def test_a_client_that_does_not_read_stops_nobody(site: StepSite) -> None:
     sent: list[int] = []
 
@@ -214,6 +216,7 @@ def test_a_server_on_ipv6_alone_is_reached(site: StepSite) -> None:
         assert all_of(client).decode() == hashlib.sha256(b"").hexdigest()
 
 
+@pytest.mark.promise("tools.forward")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) -> None:
     with server(all_of) as port, forwarded(site, f"0:{port}") as it, it.connect() as connection:
@@ -225,6 +228,7 @@ def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) 
         assert code == (-number if number == signal.SIGKILL else 130)
 
 
+@pytest.mark.promise("tools.forward")
 def test_the_end_of_the_job_is_one_line(site: StepSite) -> None:
     with server(all_of) as port, forwarded(site, f"0:{port}") as it:
         site.says("COMPLETING")
@@ -293,6 +297,7 @@ def test_jobs_that_have_no_guest_for_the_user(site: StepSite, monkeypatch: pytes
     assert "job 7 is unknown" in site.run("forward", "7", "0:80")[2]
 
 
+@pytest.mark.promise("attack.forward")
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
@@ -319,6 +324,7 @@ def test_a_step_that_fails_is_one_line(site: StepSite, before: str, expected: st
     assert expected in said
 
 
+@pytest.mark.promise("tools.forward")
 def test_only_named_hosts_connect_from_elsewhere(site: StepSite) -> None:
     def reached(it: Forwarded, source: str) -> bool:
         found = re.search(r"127\.0\.0\.2:(\d+) leads to", it.line)

@@ -23,6 +23,7 @@ no_root = pytest.mark.skipif(os.getuid() == 0, reason="refuses users, not root")
 # --- consoles ----------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.terminal")
 @pytest.mark.parametrize(
     ("raw", "text"),
     [

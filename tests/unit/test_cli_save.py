@@ -68,6 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return found
 
 
+@pytest.mark.promise("tools.save")
 def test_a_saved_image_is_its_parent_with_other_files(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.run()
     assert site.read == b"a tar\n"
@@ -105,6 +106,7 @@ def test_an_image_of_the_users_own_can_be_the_parent(site: Site, capsys: pytest.
     assert found.provenance.parent == first
 
 
+@pytest.mark.promise("tools.save")
 @pytest.mark.parametrize(
     ("name", "files", "target", "says"),
     [

@@ -123,6 +123,7 @@ def test_a_timeline_is_the_owners_also_after_the_end(site: Site) -> None:
     assert site.run(NOBODY, "timeline", "999", code=1) == refused.replace("42", "999")
 
 
+@pytest.mark.promise("vhpcd.user-view")
 def test_a_report_is_the_owners_also_after_the_end(site: Site) -> None:
     lease, client = site.opened(42), site.vhpcd.client
     report = NodeReport(lease.generation, "n1", None, (GuestPlacement(0, "n1", (3,), ((0, 512),)),), ("hm",))
@@ -150,6 +151,7 @@ def test_a_console_is_read_by_a_step_of_the_job(site: Site, node: Path, calls: P
     assert "job 42 has ended" in site.run(OWNER, "console", "42", code=1)
 
 
+@pytest.mark.promise("tools.console")
 def test_a_console_is_followed_until_the_epilog_removes_it(site: Site, node: Path, calls: Path) -> None:
     site.opened(42)
     process = Forked(OWNER, site.config, "console", "42", "--follow")
@@ -226,6 +228,7 @@ def test_a_long_console_is_printed_with_its_gap(site: Site, node: Path, calls: P
     assert text.endswith("\nend\n")
 
 
+@pytest.mark.promise("attack.console-read")
 def test_only_the_owner_can_read_a_console_file(site: Site, node: Path) -> None:
     read = ["cat", str(node / "console.log")]
     codes = {

@@ -117,6 +117,7 @@ def test_ps_shows_twelve_digits_of_a_digest(vhpc: Vhpc, client: ControllerClient
         assert vhpc.json(*options)[0]["image"] == f"tiny:1@{digest}"
 
 
+@pytest.mark.promise("boot.time-limit")
 def test_what_a_node_tells_the_user_of_an_end_is_shown(vhpc: Vhpc, client: ControllerClient) -> None:
     lease = open_lease(client, 42)
     client.lease(42, 0, "n1", 1)

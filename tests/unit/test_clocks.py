@@ -22,6 +22,7 @@ GENERATION = Generation(42, 0, "0123abcd")
 LOCAL = re.compile(r"\b(?:localtime|mktime|strptime|fromtimestamp|utcnow|datetime\.now|ctime)\(")
 
 
+@pytest.mark.promise("clock.hour-off")
 def test_only_reports_for_people_have_local_time() -> None:
     """Summer time begins and ends for these only; Slurm's commands are asked for seconds of the epoch."""
     found = {path.name for path in SOURCES.rglob("*.py") if LOCAL.search(path.read_text())}
@@ -29,6 +30,7 @@ def test_only_reports_for_people_have_local_time() -> None:
     assert '"SLURM_TIME_FORMAT": "%s"' in (SOURCES / "vhpc_slurm/slurm/scontrol.py").read_text()
 
 
+@pytest.mark.promise("clock.hour-off")
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_a_clock_that_is_set_in_a_stage_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int
@@ -53,6 +55,7 @@ def test_a_new_process_tells_the_time_of_the_clock() -> None:
     assert abs(float(said.stdout) - time.time()) < 600
 
 
+@pytest.mark.promise("clock.hour-off")
 def test_a_clock_an_hour_ahead_sweeps_no_tombstone(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Prolog that comes late still finds that its Epilog has run."""
     joblock.write_tombstone(layout, GENERATION)

@@ -101,6 +101,7 @@ def test_a_helper_is_its_user_without_any_capability(folder: Path) -> None:
     assert fields["NoNewPrivs"] == "1"
 
 
+@pytest.mark.promise("attack.workdir-link")
 def test_its_root_has_the_system_the_shared_folder_and_itself(folder: Path) -> None:
     (folder / "file").touch()
     listed = run(confinement(folder), "/usr/bin/ls", "/", "/share").split()
@@ -155,6 +156,7 @@ exec {BUILT} --uid=2001 --gid=2001 --share={folder} -- \\
 # --- what may be shared ----------------------------------------------------------
 
 
+@pytest.mark.promise("attack.workdir-link")
 @pytest.mark.parametrize("where", ["/", "/proc", "/proc/1", "/sys", "/dev", "/run"])
 def test_where_a_link_leads_decides_what_is_shared(folder: Path, where: str) -> None:
     (folder / "link").symlink_to(where)
@@ -226,6 +228,7 @@ def test_a_file_system_of_the_users_that_hangs_is_his_doing(folder: Path) -> Non
     assert process.wait_gone(helper.ref, 5)
 
 
+@pytest.mark.promise("attack.fuse-home")
 def test_fuse_file_systems_of_a_user_are_told_from_the_sites() -> None:
     mounts = (
         "30 1 0:30 / /home rw shared:1 - fuse.sshfs server:/ rw,user_id=0,group_id=0,allow_other\n"
@@ -307,6 +310,7 @@ print("tried")
 """
 
 
+@pytest.mark.promise("attack.trace")
 def test_its_user_cannot_look_into_it_or_take_its_descriptors(sleeper: process.ProcessRef) -> None:
     assert as_alice(REACH, sleeper.pid) == "tried\n"
 

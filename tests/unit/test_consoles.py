@@ -19,6 +19,7 @@ pytestmark = pytest.mark.xdist_group("slurmstepd")
 layout = node_layout
 
 
+@pytest.mark.promise("attack.terminal")
 def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
     path = tmp_path / "console.log"
     path.write_bytes(b"\r\n[ 1.0] Kernel panic - not syncing: VFS\r\n[ 1.1] Call Trace:\r\n[ 1.2] end\r\n")

@@ -78,6 +78,7 @@ def test_generations_without_their_job_are_ended(
     assert judge(jobs, live, known=frozenset(), stuck_s=900).end == (), "made after squeue was started"
 
 
+@pytest.mark.promise("slurm.lost-start", "clock.step")
 @pytest.mark.parametrize(
     ("job", "live", "suspected"),
     [
@@ -175,6 +176,7 @@ def test_a_job_that_was_started_again_under_the_same_count_runs() -> None:
     assert verdict.suspects == ()
 
 
+@pytest.mark.promise("clock.step")
 def test_a_job_is_requeued_when_it_has_been_suspect_for_long() -> None:
     now = [50.0]
     patience = Patience(lambda: now[0])

@@ -128,6 +128,7 @@ def _in_quarantine(rig: Rig, gpu: Device) -> None:
     quarantine.put(rig.layout, quarantine.record(gpu.address, "gpu", "it smells"))
 
 
+@pytest.mark.promise("devices.checks")
 @pytest.mark.parametrize(
     ("break_it", "kind", "words"),
     [
@@ -199,6 +200,7 @@ def test_a_kernel_refusal_is_quoted_and_undone(rig: Rig) -> None:
 # --- a driver that hangs ----------------------------------------------------------------
 
 
+@pytest.mark.promise("devices.hang")
 def test_a_driver_that_keeps_its_device_quarantines_it(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(timeout_s=1)
@@ -219,6 +221,7 @@ def test_a_driver_that_keeps_its_device_quarantines_it(rig: Rig) -> None:
     assert quarantined(rig) == [gpu.address]
 
 
+@pytest.mark.promise("devices.hang")
 def test_a_locked_device_cannot_hang_the_epilog(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.with_devices(timeout_s=1)
@@ -239,6 +242,7 @@ def test_a_write_refused_by_the_kernel_has_its_own_number(rig: Rig) -> None:
 # --- errors on PCI Express ---------------------------------------------------------------
 
 
+@pytest.mark.promise("devices.aer")
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
@@ -283,6 +287,7 @@ def test_errors_have_names_and_a_returned_function_starts_anew(tmp_path: Path) -
 # --- out of quarantine ------------------------------------------------------------------
 
 
+@pytest.mark.promise("devices.quarantine")
 def test_a_quarantine_ends_only_with_a_passed_check(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.give_to_host(gpu)

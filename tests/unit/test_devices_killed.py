@@ -56,6 +56,7 @@ def _in_child(action: Callable[[], object]) -> int:
     raise AssertionError("the child does not end")
 
 
+@pytest.mark.promise("devices.killed")
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
 def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str) -> None:
     found = [*rig.gpus, rig.vfs[0]]
@@ -88,6 +89,7 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
     assert at == 2 * len(found) + 1
 
 
+@pytest.mark.promise("devices.killed")
 def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(reset_methods=("bus",))

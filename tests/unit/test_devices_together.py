@@ -14,6 +14,7 @@ from vhpc_slurm.node.store import journal
 rig = device_rig
 
 
+@pytest.mark.promise("devices.parallel")
 def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
     """Each waits until all others have begun: one after another none would end."""
     begun = rig.root / "begun"
@@ -44,6 +45,7 @@ def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
     ]
 
 
+@pytest.mark.promise("devices.parallel")
 def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
     one, other = rig.gpus
     rig.with_devices(timeout_s=2)
@@ -55,6 +57,7 @@ def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
     assert other.was_reset == 1
 
 
+@pytest.mark.promise("devices.parallel")
 def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
     gpu = rig.gpus[0]
     path = f"{preflight.device_path(f'{rig.root}/sys', gpu.address)}/driver_override"

@@ -60,6 +60,7 @@ def _driver_refuses(rig: Rig, gpu: Device) -> None:
     rig.pci.drivers["nvidia"].probe = refuse
 
 
+@pytest.mark.promise("devices.quarantine")
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [

@@ -124,6 +124,7 @@ HOSTILE: dict[str, tuple[Callable[[bytearray], None], str]] = {
 }
 
 
+@pytest.mark.promise("attack.disk-image")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_qcow2_is_refused(raw: Path, name: str) -> None:
     change, says = HOSTILE[name]
@@ -135,6 +136,7 @@ def test_a_hostile_qcow2_is_refused(raw: Path, name: str) -> None:
         converted(path, "qcow2")
 
 
+@pytest.mark.promise("attack.disk-image")
 def test_a_vmdk_that_names_other_files_is_refused(raw: Path) -> None:
     secret = raw.with_name("secret")
     secret.write_bytes(b"x" * SIZE)
@@ -161,6 +163,7 @@ def test_a_format_is_stated_and_never_found_out(raw: Path, is_: str, stated: str
         converted(made(raw, is_), stated)
 
 
+@pytest.mark.promise("attack.disk-image")
 def test_a_compressed_disk_may_not_grow_beyond_the_limit(raw: Path) -> None:
     with raw.open("wb") as file:
         for _ in range(256):

@@ -51,6 +51,7 @@ def small(layout: Layout) -> Iterator[Layout]:
     subprocess.run(["umount", layout.disks], check=True)
 
 
+@pytest.mark.promise("disk.size", "attack.disk")
 def test_a_disk_is_an_empty_ext4_whose_space_is_reserved(layout: Layout) -> None:
     disks.make(layout, JOB, 1, 256, "n1")
     disks.give(layout, JOB, 1, 4_100_001)
@@ -70,6 +71,7 @@ def test_a_disk_is_an_empty_ext4_whose_space_is_reserved(layout: Layout) -> None
     assert list(disks.existing(layout)) == []
 
 
+@pytest.mark.promise("disk.size")
 def test_a_disk_that_a_killed_prolog_left_is_made_anew(layout: Layout) -> None:
     layout.disks.mkdir(mode=0o711)
     file = disks.path(layout, JOB, 0)
@@ -79,6 +81,7 @@ def test_a_disk_that_a_killed_prolog_left_is_made_anew(layout: Layout) -> None:
     assert file.stat().st_size == 64 * MIB
 
 
+@pytest.mark.promise("attack.disk")
 def test_a_disk_shows_no_bytes_of_the_disk_before_it(layout: Layout, tmp_path: Path) -> None:
     """The storage has room for one disk, so the second gets the blocks that the first has filled."""
     whole, size = tmp_path / "storage", 100 * MIB
@@ -109,6 +112,7 @@ def test_a_disk_shows_no_bytes_of_the_disk_before_it(layout: Layout, tmp_path: P
         subprocess.run(["umount", layout.disks], check=True)
 
 
+@pytest.mark.promise("attack.disk")
 def test_space_that_the_site_keeps_is_not_for_disks(small: Layout) -> None:
     assert disks.free_mib(small) == 100
     disks.check_space(small, 100, "n1")
@@ -119,6 +123,7 @@ def test_space_that_the_site_keeps_is_not_for_disks(small: Layout) -> None:
     assert disks.free_mib(with_disks(small, keep_free_mib=101)) == 0
 
 
+@pytest.mark.promise("disk.refuse")
 def test_storage_that_becomes_full_fails_the_job(small: Layout) -> None:
     disks.make(small, JOB, 0, 64, "n1")
     assert disks.free_mib(small) == 36

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from vhpc_slurm.cli.checks import CheckResult, Level, plugstack
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.slurm.settings import SlurmSettings
@@ -62,6 +64,7 @@ def test_a_missing_plugin_is_an_error_unless_optional(tmp_path: Path) -> None:
         assert plugstack_of(tmp_path / name, text, installed=installed).level is level
 
 
+@pytest.mark.promise("hooks.paths")
 def test_plugin_that_looks_into_other_folders_is_an_error(tmp_path: Path) -> None:
     moved = Paths(run="/run/site/vhpc", libexec="/opt/vhpc/libexec")
     right = "required vhpc.so run_dir=/run/site/vhpc/ libexec=/opt/vhpc/libexec # moved\n"
@@ -78,6 +81,7 @@ def test_plugin_that_looks_into_other_folders_is_an_error(tmp_path: Path) -> Non
         assert level is Level.OK or f"run_dir={paths.run}" in found.hint
 
 
+@pytest.mark.promise("install.slurmctld")
 def test_a_host_of_slurmctld_only_needs_no_plugin(tmp_path: Path) -> None:
     for name, text, installed, level in (
         ("a", "# nothing\n", False, Level.OK),

@@ -286,6 +286,7 @@ def test_a_libvirt_that_is_too_old_is_a_node_error() -> None:
         spec(FLAT, libvirt_version=8_010_000)
 
 
+@pytest.mark.promise("attack.texts")
 @given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=200))
 def test_any_printable_command_line_stays_text(cmdline: str) -> None:
     domain = ET.fromstring(render(spec(FLAT, cmdline=cmdline)))

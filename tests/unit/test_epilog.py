@@ -49,6 +49,7 @@ def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytes
     assert not layout.job(7).exists()
 
 
+@pytest.mark.promise("boot.time-limit")
 def test_a_time_limit_that_ended_the_boot_reaches_vhpcd(ending: Ending) -> None:
     recorder = timeline.Recorder(ending.layout.timeline(GENERATION), GENERATION, "n1")
     why = "failed: the time limit ended the job in the boot of its guests on n1: it took 61 s"

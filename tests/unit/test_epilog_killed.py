@@ -141,6 +141,7 @@ def reconciled(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [result.kind.value for result in results]
 
 
+@pytest.mark.promise("clean.epilog")
 @needs_root
 @pytest.mark.long
 def test_an_epilog_killed_at_any_step_is_finished(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +163,7 @@ def test_an_epilog_killed_at_any_step_is_finished(node: Node, monkeypatch: pytes
     assert reconciled(node, monkeypatch) == []
 
 
+@pytest.mark.promise("clean.epilog")
 @needs_root
 def test_a_running_epilog_is_left_to_finish(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.take()
@@ -173,6 +175,7 @@ def test_a_running_epilog_is_left_to_finish(node: Node, monkeypatch: pytest.Monk
     assert reconciled(node, monkeypatch) == ["stale-generation", "outbox"]
 
 
+@pytest.mark.promise("clean.epilog")
 @needs_root
 def test_an_interrupted_end_needs_no_vhpcd(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.take()
@@ -191,6 +194,7 @@ def test_an_interrupted_end_needs_no_vhpcd(node: Node, monkeypatch: pytest.Monke
     assert list(node.left()) == ["acknowledgements"]
 
 
+@pytest.mark.promise("clean.epilog")
 @needs_root
 def test_the_next_job_takes_what_a_killed_epilog_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Prolog, although Slurm still runs the job's steps here."""

@@ -80,6 +80,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
     assert left in (["partitions.conf"], [".partitions.conf.vhpcd-epoch-8", "partitions.conf"]), left
 
 
+@pytest.mark.promise("fabric.fence")
 @pytest.mark.long
 def test_frozen_at_any_line_an_old_vhpcd_leaves_the_new_file(file: Path) -> None:
     line, outcomes = 0, set()
@@ -130,6 +131,7 @@ def test_one_whose_time_is_over_writes_nothing(file: Path) -> None:
     assert file.read_bytes() == b"# of neither\n"
 
 
+@pytest.mark.promise("fabric.fence")
 def test_a_remote_host_refuses_a_lower_epoch_too(file: Path) -> None:
     data = partitions.render([partitions.DEFAULT], 1, "")
     here = Opensm(file, file.with_name("pid"), file.with_name("log"), 1.0)

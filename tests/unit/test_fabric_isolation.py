@@ -50,6 +50,7 @@ def held_kinds(layout: Layout, record: LeaseRecord) -> list[str]:
     return [entry.kind for entry in journal.read_entries(layout.journals, record.lease.generation)]
 
 
+@pytest.mark.promise("fabric.open")
 def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:
     record = a_record(1)
     prepared(layout, record)
@@ -67,6 +68,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     assert list(fabric_isolation.findings(layout, "n1", [record], OPEN)) == [], "once"
 
 
+@pytest.mark.promise("fabric.repair")
 def test_only_guests_that_lost_their_key_for_good_end(layout: Layout) -> None:
     lost, other = a_record(1), a_record(2)
     for record in (lost, other):

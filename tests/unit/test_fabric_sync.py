@@ -99,6 +99,7 @@ def life(site: Site) -> None:
     site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
 
 
+@pytest.mark.promise("fabric.steps", "fabric.power-cut")
 @pytest.mark.parametrize("cut", [False, True], ids=["kill -9", "power cut"])
 def test_killed_between_any_steps_vhpcd_reaches_the_same_end(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, cut: bool

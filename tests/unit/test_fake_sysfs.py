@@ -159,6 +159,7 @@ SAID = [
 ]
 
 
+@pytest.mark.promise("devices.fake")
 def test_the_fake_says_what_a_kernel_said(rig: Rig) -> None:
     names = {"pf": rig.pfs[0].address, "vf": rig.vfs[1].address}
     rig.give_to_host(rig.vfs[1], "")

@@ -46,6 +46,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.promise("attack.registry")
 def test_little_but_connections_is_in_reach(tmp_path: Path) -> None:
     """A probe in the place of skopeo; the numbers are those of socket(2)."""
     with call_filter(network=True) as seccomp:

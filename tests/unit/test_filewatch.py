@@ -81,6 +81,7 @@ def moved_away(path: Path) -> None:
     path.rename(path.with_name("away"))
 
 
+@pytest.mark.promise("fabric.file", "attack.opensm-file")
 @simulated
 @pytest.mark.parametrize(
     "change",
@@ -101,6 +102,7 @@ def test_a_changed_file_is_put_back_before_opensm_reads_it(
     assert fabric.sweeps() == before + 1, "there was nothing else to put right"
 
 
+@pytest.mark.promise("fabric.file")
 @simulated
 def test_what_opensm_has_read_is_put_right_at_once(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     assert vhpcd.process is not None

@@ -65,6 +65,7 @@ def refused_and_continued(vhpcd: Vhpcd, folder: Path, pages: int = 0) -> int:
     return job
 
 
+@pytest.mark.promise("db.full")
 def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
     job = refused_and_continued(vhpcd, Path(vhpcd.config.controller.database).parent, pages=8)
     vhpcd.kill()
@@ -72,6 +73,7 @@ def test_a_full_disk_refuses_starts_and_loses_nothing(vhpcd: Vhpcd) -> None:
     assert len(vhpcd.client.leases()) == job
 
 
+@pytest.mark.promise("db.full")
 def test_a_vhpcd_killed_on_a_full_disk_starts_with_space(vhpcd: Vhpcd) -> None:
     others = fill(Path(vhpcd.config.controller.database).parent, pages=8)
     job, _ = confirmed(vhpcd.client, 1)
@@ -90,6 +92,7 @@ def server(run_dir: str) -> Iterator[Server]:
         found.stop()
 
 
+@pytest.mark.promise("db.full")
 @pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
 def test_a_server_on_a_full_disk_loses_nothing(tmp_path: Path, daemon: Munged, server: Server) -> None:
     """vhpcd and server are not restarted."""

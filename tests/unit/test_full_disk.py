@@ -49,6 +49,7 @@ def announce(book: Journal, count: int) -> None:
 # --- the journal ------------------------------------------------------------------------
 
 
+@pytest.mark.promise("disk.full-state")
 @pytest.mark.parametrize("pages", range(3))
 def test_a_journal_on_a_full_disk_has_whole_lines_only(full_state: Path, pages: int) -> None:
     """A page that is left takes a part of a line before there is an error."""
@@ -66,6 +67,7 @@ def test_a_journal_on_a_full_disk_has_whole_lines_only(full_state: Path, pages: 
     assert [entry.key for entry in entries] == [*reversed(held), "uid:later"]
 
 
+@pytest.mark.promise("disk.full-state")
 def test_a_release_that_cannot_be_noted_is_one_all_the_same(
     full_state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,6 +98,7 @@ def again(node: Node, monkeypatch: pytest.MonkeyPatch) -> Generation:
     return later
 
 
+@pytest.mark.promise("disk.full-state")
 @pytest.mark.parametrize("pages", range(7))
 @pytest.mark.parametrize("which", ["state", "run"])
 def test_a_job_on_a_full_disk_is_requeued_and_its_node_stays(
@@ -148,6 +151,7 @@ def test_a_job_that_fills_the_disk_while_it_boots_is_requeued(
         assert (node.requeued, node.drained, node.held) == ([42], [], [])
 
 
+@pytest.mark.promise("disk.full-state")
 def test_a_job_that_may_not_be_requeued_still_leaves_nothing(node: Node, layout: Layout) -> None:
     node.may_requeue = False
     with mounted(layout.run) as folder:
@@ -163,6 +167,7 @@ def test_a_job_that_may_not_be_requeued_still_leaves_nothing(node: Node, layout:
 # --- acknowledgements -------------------------------------------------------------------
 
 
+@pytest.mark.promise("disk.full-state")
 def test_what_has_no_room_in_the_outbox_is_sent_or_made_again(
     node: Node, layout: Layout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +212,7 @@ def test_a_file_that_cannot_be_replaced_leaves_no_part(full_state: Path) -> None
 # --- the log ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("disk.full-state")
 def test_a_full_log_costs_one_line_on_stderr_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def ref_of(child: subprocess.Popen[bytes]) -> process.ProcessRef:
     return process.ProcessRef(child.pid, started)
 
 
+@pytest.mark.promise("attack.fuse-wait")
 def test_a_process_that_waits_for_its_users_fuse_can_be_ended(top: Path) -> None:
     with silent_fuse(top / "mine", ALICE) as server:
         child = reader(top / "mine/file", ALICE)
@@ -60,6 +61,7 @@ def test_a_process_that_waits_for_its_users_fuse_can_be_ended(top: Path) -> None
         assert process.start_time(child.pid) is None
 
 
+@pytest.mark.promise("attack.fuse-wait")
 def test_a_fuse_of_another_user_or_of_root_is_left_alone(top: Path) -> None:
     for name, owner in (("bobs", BOB), ("sites", 0)):
         with silent_fuse(top / name, owner) as server:
@@ -72,6 +74,7 @@ def test_a_fuse_of_another_user_or_of_root_is_left_alone(top: Path) -> None:
         child.wait(30)
 
 
+@pytest.mark.promise("attack.fuse-wait")
 def test_a_generation_that_waits_for_its_users_fuse_can_be_ended(top: Path) -> None:
     group = Cgroup(f"{os.getpid()}.0.0123abcd", cgroup.hierarchies(), systemd=False)
     limits = Limits(memory_mib=512, helper_memory_mib=64, tasks=64, helper_tasks=32, cpus=(0,))

@@ -33,6 +33,7 @@ TARGETS: dict[str, ModuleType] = {
 SEEDS = sorted(path for name in TARGETS for path in (CORPUS / name).iterdir())
 
 
+@pytest.mark.promise("fuzz.seeds")
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_seed_finds_nothing(seed: Path) -> None:
     TARGETS[seed.parent.name].one_input(seed.read_bytes())

@@ -187,6 +187,7 @@ def impatient(site: Site, **seconds: float) -> None:
 # --- which guests are tested ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.messages")
 @given(st.integers(1, 9), st.integers(1, 3))
 def test_the_tests_of_all_guests_are_a_ring_and_a_star(count: int, each: int) -> None:
     nodes = [f"n{number}" for number in range(1, count + 1)]
@@ -234,6 +235,7 @@ def test_a_node_waits_for_guests_that_boot_longer(site: Site) -> None:
             one.result(WAIT_S)
 
 
+@pytest.mark.promise("net.messages")
 @pytest.mark.long
 def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None:
     nodes = [f"n{number}" for number in range(1, 1001)]
@@ -292,6 +294,7 @@ def test_a_node_that_is_not_ready_is_named(site: Site) -> None:
             ended["n1"].result(WAIT_S)
 
 
+@pytest.mark.promise("net.barrier-fails")
 def test_a_network_that_stays_broken_fails_the_job_in_the_end(site: Site) -> None:
     site.cut.add(frozenset({"fd76:6870:6300::2", "fd76:6870:6300::3"}))
     impatient(site, reach_timeout_s=0)

@@ -149,6 +149,7 @@ def test_programs_are_told_and_the_user_s_own_values_stay(guest: Guest, tree: Hc
     assert "UCX_IB_PKEY=0x1000" in mine
 
 
+@pytest.mark.promise("fabric.address")
 def test_the_interface_with_the_key_is_taken_or_asked_for(guest: Guest, tree: HcaTree) -> None:
     tree.add("mlx5_0", GUID, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:

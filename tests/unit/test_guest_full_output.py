@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from guest_processes import WAIT_S
 from small_fs import NO_SPACE, fill, mounted
 from stepd import needs_root
@@ -20,6 +21,7 @@ WINDOW = 1 << 20
 """So much may be on its way; a program that writes more has been told that there was place for it."""
 
 
+@pytest.mark.promise("user.full-home")
 def test_a_program_whose_output_has_no_room_goes_on(guest: Guest, tmp_path: Path) -> None:
     """As one on a node that does not look at the result of write(2); one line says what is missing."""
     written = 3 * WINDOW

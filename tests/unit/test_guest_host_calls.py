@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from guest_processes import WAIT_S, gone, on_a_terminal
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def test_a_host_command_has_its_callers_limits(guest: Guest) -> None:
     assert done.stdout.split() == [b"200", b"300", b"0027", b"%d" % (os.nice(0) + 3)]
 
 
+@pytest.mark.promise("attack.host-call")
 def test_only_allowed_commands_run_on_the_host(guest: Guest) -> None:
     for allowed in ("", "srun", "srun:shx:s"):
         done = guest.run(
@@ -42,6 +44,7 @@ def test_only_allowed_commands_run_on_the_host(guest: Guest) -> None:
         assert b"guests may not run this command on the host" in done.stderr
 
 
+@pytest.mark.promise("attack.host-call")
 def test_a_host_command_is_found_on_the_hosts_own_path_only(guest: Guest, tmp_path: Path) -> None:
     fake = tmp_path / "bin" / "vhpc-test-command"
     fake.parent.mkdir()

@@ -64,6 +64,7 @@ def listener() -> Iterator[tuple[socket.socket, int]]:
         yield server, server.getsockname()[1]
 
 
+@pytest.mark.promise("attack.pmix")
 @pytest.mark.parametrize("where", ["variable", "argument", "both"])
 def test_a_pmix_call_reaches_the_steps_server_only(late_guest: Guest, where: str) -> None:
     """The guest names the server of another job; vhpc-run takes the one that slurmstepd has named."""
@@ -83,6 +84,7 @@ def test_a_pmix_call_reaches_the_steps_server_only(late_guest: Guest, where: str
             assert not select.select([other], [], [], 0.2)[0]
 
 
+@pytest.mark.promise("attack.pmix")
 def test_without_a_server_of_the_step_nothing_is_relayed(late_guest: Guest) -> None:
     """There ``pmix`` is the name of a command like any other, and not one that the site allows."""
     with listener() as (other, port):
@@ -96,6 +98,7 @@ def test_without_a_server_of_the_step_nothing_is_relayed(late_guest: Guest) -> N
             assert not select.select([other], [], [], 0.2)[0]
 
 
+@pytest.mark.promise("attack.call-flood")
 def test_a_flood_of_calls_starts_few_programs_on_the_host(late_guest: Guest) -> None:
     """Calls that are ended at once, of a command that needs a moment for its end; then calls that are not."""
     shell = 'trap "sleep 1; exit" TERM; echo; sleep 60 & wait'

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pmi_rig import join_network
 
+pytestmark = pytest.mark.promise("mpi.daemon-lost")
+
 if TYPE_CHECKING:
     from guest_rig import Guest
 
@@ -146,6 +148,7 @@ def launch(
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.promise("mpi.no-network")
 @pytest.mark.parametrize("proxy", ["hydra_pmi_proxy", "/opt/intel/hydra_bstrap_proxy"])
 @pytest.mark.parametrize("where", [("-N", "2"), ("-N2",), ("--nodelist", "n2", "-N", "1")])
 def test_hydra_without_a_network_ends_with_one_line(
@@ -155,12 +158,14 @@ def test_hydra_without_a_network_ends_with_one_line(
     assert ended == (126, "", REFUSED.format(name="mpiexec.hydra"))
 
 
+@pytest.mark.promise("mpi.no-network")
 @needs_root
 def test_open_mpi_5_without_a_network_does_not_crash(guest: Guest, srun: dict[str, str]) -> None:
     ended = launch(guest, srun, "prterun", PRTERUN, "--version", alone=True)
     assert ended == (126, "", REFUSED.format(name="mpirun"))
 
 
+@pytest.mark.promise("mpi.no-network")
 @pytest.mark.parametrize("daemon", ["orted", "prted"])
 def test_open_mpi_without_a_network_ends_with_one_line(
     guest: Guest, srun: dict[str, str], daemon: str

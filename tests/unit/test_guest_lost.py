@@ -51,6 +51,7 @@ def lose(guest: Guest, calls: Path, *tasks: dict[str, str]) -> list[subprocess.P
     return runs
 
 
+@pytest.mark.promise("step.guest-lost")
 def test_the_other_tasks_of_the_step_are_ended(guest: Guest, scancel: Path) -> None:
     (run,) = lose(guest, scancel, {})
     _, err = run.communicate(timeout=WAIT_S)
@@ -97,6 +98,7 @@ def test_a_task_stays_until_slurm_has_been_told(guest: Guest, scancel: Path) -> 
     assert run.wait(WAIT_S) == 125
 
 
+@pytest.mark.promise("step.slurmstepd")
 def test_a_task_without_its_slurmstepd_ends_its_program(guest: Guest, scancel: Path) -> None:
     """Nothing else would end it, and other tasks of the step may wait for it."""
     env = {**STEP, "VHPC_RUN_COMMAND_PATH": str(scancel.parent)}

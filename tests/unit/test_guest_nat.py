@@ -84,6 +84,7 @@ def test_resolvers_of_the_nodes_loopback_are_not_given_to_guests(tmp_path: Path)
     assert nat.resolvers(Network(nat_dns=("192.0.2.9",)), (second,)) == ("192.0.2.9",)
 
 
+@pytest.mark.promise("nat.refuse", "attack.nat-socket")
 def test_a_gid_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     nat.check_gid(GID)
     with pytest.raises(NodeError, match="gid 1 is that of group daemon"):
@@ -185,6 +186,7 @@ SITE = (
 OUTSIDE = ("203.0.113.5:99", "203.0.113.5:53", "198.51.100.7:99", "192.0.2.3:53")
 
 
+@pytest.mark.promise("nat.deny", "nat.flush", "attack.nat-node")
 def test_only_allowed_destinations_answer_the_gid_of_passt(site: Host, node: Host) -> None:
     assert asked(site, GID, *SITE, *OUTSIDE) == both(*SITE, *OUTSIDE), "the control, without a filter"
     nat.protect(GENERATION, 0, GID, RULES)
@@ -199,6 +201,7 @@ def test_only_allowed_destinations_answer_the_gid_of_passt(site: Host, node: Hos
     assert asked(site, GID, *SITE) == both(*SITE)
 
 
+@pytest.mark.promise("nat.deny", "attack.nat-node")
 def test_connected_networks_and_vhpcd_are_denied_by_default(site: Host, node: Host, tmp_path: Path) -> None:
     config = msgspec.convert(
         {"controller": {"host": "203.0.113.5"}, "network": {"nat_dns": ["198.51.100.7"]}}, Config
@@ -229,6 +232,7 @@ def test_loopback_and_frames_of_segments_are_dropped_in_any_case(site: Host, nod
     }
 
 
+@pytest.mark.promise("nat.refuse")
 def test_without_nftables_nat_is_refused(node: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "find", lambda _program: None)
     with pytest.raises(NodeError, match="nat needs nftables"):
@@ -245,6 +249,7 @@ def rig(layout: Layout, monkeypatch: pytest.MonkeyPatch, node: Host) -> Iterator
     found.work.journal.close()
 
 
+@pytest.mark.promise("nat.release")
 def test_a_boot_makes_the_filter_before_passt(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Agent()
     connect(monkeypatch, peer)
@@ -283,6 +288,7 @@ def test_a_boot_makes_the_filter_before_passt(rig: BootRig, monkeypatch: pytest.
     assert not owned.existing()
 
 
+@pytest.mark.promise("nat.release")
 def test_a_table_without_a_journal_is_removed(layout: Layout, node: Host) -> None:
     nat.protect(GENERATION, 3, GID, RULES)
     (finding,) = segments.audit(layout)
@@ -322,6 +328,7 @@ LISTEN = (
 )
 
 
+@pytest.mark.promise("nat.user", "attack.nat-socket")
 def test_only_qemu_can_connect_to_passt(folder: Path) -> None:
     path = folder / "socket"
     pid, ref = spawn(path, LISTEN)

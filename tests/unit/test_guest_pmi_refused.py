@@ -97,6 +97,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.promise("mpi.refuse")
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -160,6 +161,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.promise("mpi.refuse")
 @pytest.mark.parametrize("ask", ASKS)
 def test_what_slurms_pmix_does_not_offer_is_refused(guest: Guest, tmp_path: Path, ask: str) -> None:
     """Slurm's server would answer with an error, and Open MPI would then end the step without a reason."""

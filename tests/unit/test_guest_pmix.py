@@ -56,6 +56,7 @@ def pmix() -> Iterator[int]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.promise("pmi.server")
 def test_each_connection_of_a_program_reaches_the_pmix_server(guest: Guest, pmix: int) -> None:
     words = ["one", "two" * 5000, "three"]
     done = in_step(guest, pmi_step(pmix), "python3", "-c", SPEAK, *words)
@@ -110,6 +111,7 @@ print([link.makefile().read() for link in links] == ["X%d" % number for number i
     assert (done.stdout, done.stderr) == (b"True\n", b"")
 
 
+@pytest.mark.promise("pmi.refuse")
 def test_a_pmix_server_that_is_gone_ends_the_program(guest: Guest) -> None:
     done = in_step(guest, pmi_step(free_port()), "python3", "-c", USE_PMI)
     assert (done.returncode, done.stdout) == (126, b"before\n")
@@ -117,6 +119,7 @@ def test_a_pmix_server_that_is_gone_ends_the_program(guest: Guest) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.promise("pmi.server", "attack.pmix")
 @pytest.mark.parametrize(
     "uri",
     [

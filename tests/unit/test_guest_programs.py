@@ -83,6 +83,7 @@ def test_locked_memory_is_not_limited_in_a_guest(guest: Guest) -> None:
     assert done.stdout.split() == [b"unlimited"] * 2
 
 
+@pytest.mark.promise("place.binding")
 @pytest.mark.skipif(os.sched_getaffinity(0) < {0, 1}, reason="needs the CPUs 0 and 1 of this machine")
 @pytest.mark.parametrize(
     ("own", "pins", "expected"),
@@ -174,6 +175,7 @@ def saved(guest: Guest, tmp_path: Path, script: str, command: str) -> subprocess
     )
 
 
+@pytest.mark.promise("tools.save-option")
 def test_a_guest_is_saved_after_its_script(guest: Guest, tmp_path: Path) -> None:
     done = saved(guest, tmp_path, "echo out", 'echo "$@"; echo "${VHPC_RUN_SAVE-unset}"; cat')
     assert (done.returncode, done.stdout) == (0, b"out\n")
@@ -186,6 +188,7 @@ def test_a_guest_of_a_failed_script_is_not_saved(guest: Guest, tmp_path: Path) -
     assert done.stderr == b"vhpc: the guest is not saved as own/tools:latest, because the script failed\n"
 
 
+@pytest.mark.promise("tools.save-option")
 @pytest.mark.parametrize("command", ["echo why >&2; exit 1", "kill -9 $$"])
 def test_a_save_that_fails_is_the_jobs_failure(guest: Guest, tmp_path: Path, command: str) -> None:
     done = saved(guest, tmp_path, "true", command)
@@ -220,6 +223,7 @@ def test_a_quarter_gibibyte_passes_each_stream_intact(guest: Guest) -> None:
     assert done.stdout.splitlines() == want.splitlines() * 2
 
 
+@pytest.mark.promise("job.streams")
 def test_a_reader_that_stalls_stops_nobody_else(guest: Guest) -> None:
     stalled = guest.popen("sh", "-c", "yes; :")
     time.sleep(0.5)
@@ -240,6 +244,7 @@ def test_stderr_flows_while_stdout_is_stalled(guest: Guest) -> None:
     run.communicate()
 
 
+@pytest.mark.promise("job.streams")
 def test_a_closed_pipe_ends_the_writer(guest: Guest) -> None:
     command = f"{guest.bin}/vhpc-run yes | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -248,6 +253,7 @@ def test_a_closed_pipe_ends_the_writer(guest: Guest) -> None:
     assert done.stdout == b"y\n141\n"
 
 
+@pytest.mark.promise("job.signals")
 def test_what_a_program_leaves_behind_ends_with_it(guest: Guest) -> None:
     done = guest.run("sh", "-c", "setsid sleep 1000 & echo $!")
     assert gone(int(done.stdout))
@@ -290,6 +296,7 @@ def test_a_guest_without_its_share_daemon_ends_its_sessions(programs: Path, tmp_
         guest.close()
 
 
+@pytest.mark.promise("clean.poweroff")
 @pytest.mark.parametrize("order", [("daemon", "guest"), ("guest", "daemon")], ids=" then ".join)
 def test_a_shim_ends_with_its_guest_and_the_share_daemons(
     programs: Path, tmp_path: Path, order: tuple[str, str]
@@ -341,6 +348,7 @@ def _script_relay(guest: Guest, script: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.promise("job.signals")
 def test_a_script_gets_its_signal_before_its_commands(guest: Guest, tmp_path: Path) -> None:
     """Else a shell goes on when SIGTERM has ended its command; Slurm may signal children first."""
     script = tmp_path / "slurm_script"

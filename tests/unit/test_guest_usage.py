@@ -58,6 +58,7 @@ def asked(guest: Guest) -> GuestUsage:
         return usage.ask(channel, 0, WAIT_S)
 
 
+@pytest.mark.promise("usage.seff")
 @root
 @CGROUP2
 def test_figures_of_a_step_are_those_of_its_programs(guest: Guest) -> None:
@@ -183,6 +184,7 @@ def row(step: bytes | None, **figures: int) -> bytes:
     return wire.put(wire.Tag.USAGE, inside)
 
 
+@pytest.mark.promise("attack.usage")
 @root
 def test_impossible_figures_are_not_known(hostile: tuple[GuestChannel, list[bytes]]) -> None:
     channel, answers = hostile
@@ -195,6 +197,7 @@ def test_impossible_figures_are_not_known(hostile: tuple[GuestChannel, list[byte
     assert found.memory_kib is None
 
 
+@pytest.mark.promise("attack.usage")
 @root
 @pytest.mark.parametrize(
     "answer",

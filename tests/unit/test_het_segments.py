@@ -92,6 +92,7 @@ def test_two_components_on_one_node_are_refused(tmp_path: Path) -> None:
     assert "two components of the heterogeneous job are on node n3" in leases[0].refusal
 
 
+@pytest.mark.promise("net.ip-versions")
 def test_nodes_of_both_ip_versions_are_refused_once_and_for_all(tmp_path: Path) -> None:
     """Their Prologs would requeue the job without limit."""
     site = Site(tmp_path / "db")
@@ -108,6 +109,7 @@ def test_nodes_of_both_ip_versions_are_refused_once_and_for_all(tmp_path: Path) 
     assert {lease.state for lease in again} == {LeaseState.READY}
 
 
+@pytest.mark.promise("het.network")
 def test_leases_of_all_components_are_made_or_none(tmp_path: Path) -> None:
     site = Site(tmp_path / "db")
     first, second = two()
@@ -128,6 +130,7 @@ def test_an_exhausted_pool_refuses_all_components(tmp_path: Path) -> None:
 # --- the VNI ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("het.network")
 def test_a_vni_is_held_until_no_component_holds_it(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", replace_network(vni_last=5000))
     first, second = open_all(site, *two())

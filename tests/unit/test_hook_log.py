@@ -72,6 +72,7 @@ def test_a_syslog_that_hangs_does_not_stop_a_hook(
     assert "job 42: INFO lease 42.1 forged\n" in capsys.readouterr().err
 
 
+@pytest.mark.promise("hookd.killed")
 def test_a_process_that_runs_several_hooks_has_a_log_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def parsed(text: str) -> tuple[str, str]:
     return paths.get("state", DEFAULT[0]), paths.get("run", DEFAULT[1])
 
 
+@pytest.mark.promise("hooks.paths")
 @pytest.mark.parametrize("text", USUAL)
 def test_usual_forms_of_paths_need_no_python(text: str, tmp_path: Path) -> None:
     (tmp_path / "vhpc.toml").write_text(text)
@@ -113,6 +114,7 @@ def hooks(tmp_path: Path) -> Hooks:
     return Hooks(tmp_path)
 
 
+@pytest.mark.promise("hooks.paths")
 @pytest.mark.parametrize(
     "form", ['[paths]\nstate = "{}/s"\nrun = "{}/r"\n', 'paths = {{state="{}/s", run="{}/r"}}']
 )
@@ -137,6 +139,7 @@ def test_health_check_writes_metrics_of_a_clean_node(hooks: Hooks, tmp_path: Pat
     assert hooks.run("healthcheck", toml.replace("/m", "")) == ""
 
 
+@pytest.mark.promise("hooks.paths")
 def test_epilog_looks_into_the_run_folder_of_vhpc_toml(hooks: Hooks, tmp_path: Path) -> None:
     toml = f'[paths]\nrun = "{tmp_path}/r"\n'
     (tmp_path / "r/jobs/7").mkdir(parents=True)
@@ -155,6 +158,7 @@ def test_hooks_without_hook_paths_leave_it_to_python(hooks: Hooks) -> None:
 # --- vhpc doctor -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("hooks.paths")
 def test_doctor_reports_hooks_that_look_elsewhere(
     hooks: Hooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

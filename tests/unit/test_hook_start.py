@@ -104,6 +104,7 @@ def test_a_hook_runs_with_its_arguments_and_exit_status(package: Package) -> Non
     assert said(package.run()) == "word 1 1\n"
 
 
+@pytest.mark.promise("hooks.replaced")
 def test_a_hook_waits_while_its_package_is_replaced(package: Package) -> None:
     package.mark.touch()
     package.install(2, "a")
@@ -115,6 +116,7 @@ def test_a_hook_waits_while_its_package_is_replaced(package: Package) -> None:
     assert said(process) == "word 2 2\n"
 
 
+@pytest.mark.promise("hooks.replaced")
 def test_a_package_replaced_during_the_imports_starts_it_again(package: Package) -> None:
     package.hold.touch()
     process = package.run()
@@ -138,6 +140,7 @@ def test_a_module_that_is_gone_meanwhile_is_no_error(package: Package) -> None:
     assert said(process) == "word 2 2\n"
 
 
+@pytest.mark.promise("hooks.replaced")
 @pytest.mark.parametrize("mark", [False, True])
 def test_a_package_replaced_before_the_rest_restarts_the_hook(package: Package, mark: bool) -> None:
     package.write(TWO_PARTS)
@@ -171,6 +174,7 @@ def test_a_broken_package_is_an_error_at_once(package: Package) -> None:
     assert time.monotonic() - began < 20, "without a mark it waits for no package, as above"
 
 
+@pytest.mark.promise("hooks.replaced")
 @pytest.mark.parametrize("hook", sorted(start.LATE))
 def test_a_running_hook_has_imported_all_that_it_may_need(hook: str) -> None:
     loaded = {name for name in modules(hook, rest=True) if name.startswith("vhpc_slurm")}

@@ -181,6 +181,7 @@ def test_a_component_without_guests_is_told_and_never_fails(rig: Rig, warm: bool
     assert rig.run("prolog", job) == (0, "told 41\n" if warm else f"{DIRECT} without-guests\n")
 
 
+@pytest.mark.promise("hookd.killed")
 def test_a_hook_outlives_a_killed_hookd(rig: Rig) -> None:
     daemon = rig.serve()
     process = rig.start("epilog")
@@ -192,6 +193,7 @@ def test_a_hook_outlives_a_killed_hookd(rig: Rig) -> None:
     assert process.returncode == 7
 
 
+@pytest.mark.promise("hookd.killed")
 def test_a_killed_hook_runs_again_in_a_python_of_its_own(rig: Rig) -> None:
     rig.serve()
     process = rig.start("epilog")
@@ -199,6 +201,7 @@ def test_a_killed_hook_runs_again_in_a_python_of_its_own(rig: Rig) -> None:
     assert process.communicate(timeout=60)[0] == f"{DIRECT} epilog\n"
 
 
+@pytest.mark.promise("hookd.killed")
 def test_a_hook_and_its_commands_end_with_their_program(rig: Rig) -> None:
     rig.serve()
     process = rig.start("epilog")
@@ -210,6 +213,7 @@ def test_a_hook_and_its_commands_end_with_their_program(rig: Rig) -> None:
     until(lambda: gone(command))
 
 
+@pytest.mark.promise("hookd.killed")
 @pytest.mark.long
 def test_a_stopped_hookd_delays_a_hook_and_does_not_repeat_it(rig: Rig) -> None:
     daemon = rig.serve()
@@ -234,6 +238,7 @@ def test_many_hooks_run_at_once(rig: Rig) -> None:
     assert said == {f"hook {number} debian 3\n" for number in range(60)}
 
 
+@pytest.mark.promise("hookd.killed")
 def test_a_child_runs_one_hook_after_another(rig: Rig) -> None:
     rig.serve()
     pids = rig.folder / "pids"
@@ -362,6 +367,7 @@ def test_all_parts_name_the_same_socket_and_limit() -> None:
     assert f"LONGEST = {hookd.MAX_REQUEST >> 20} * 1024 * 1024" in (ROOT / "hookd/ask.c").read_text()
 
 
+@pytest.mark.promise("hookd.killed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes of another user: run as root")
 def test_only_root_and_hookd_s_user_are_served(rig: Rig) -> None:
     for folder in (rig.folder, *rig.folder.parents):
@@ -381,6 +387,7 @@ def test_only_root_and_hookd_s_user_are_served(rig: Rig) -> None:
     assert done.stdout.decode() == f"{DIRECT} prolog\n"
 
 
+@pytest.mark.promise("hookd.killed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes of another user: run as root")
 def test_a_job_s_environment_goes_to_no_other_user(rig: Rig) -> None:
     """With a socket that nobody owns in place of vhpc-hookd's."""

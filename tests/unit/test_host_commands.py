@@ -86,6 +86,7 @@ def _script(folder: Path, name: str = "job.sh", text: str = "#!/bin/sh\necho $1\
 # --- sbatch -------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.host-command")
 def test_a_script_of_the_guest_reaches_the_hosts_sbatch(commands: Commands, tmp_path: Path) -> None:
     text = "#!/bin/sh\n#SBATCH --job-name=other\necho \xe4 $1\n"
     script = _script(tmp_path, text=text)
@@ -155,6 +156,7 @@ def test_without_a_script_sbatch_reads_its_input(commands: Commands) -> None:
     ]
 
 
+@pytest.mark.promise("job.paths")
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -213,6 +215,7 @@ def test_the_copy_of_a_script_goes_when_its_caller_is_killed(commands: Commands,
 # --- salloc -------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.host-command")
 def test_the_command_of_salloc_runs_in_the_guest(commands: Commands, tmp_path: Path) -> None:
     inner = "ps -o comm= -p $PPID; pwd; echo $SLURM_JOB_ID; env | grep VHPC_RUN_; squeue; exit 6"
     done = commands.run(f"salloc -N1 sh -c '{inner}'; echo $?")
@@ -261,6 +264,7 @@ def test_a_step_begins_in_a_folder_that_only_the_guest_has(commands: Commands, t
 # --- the others ---------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.sacctmgr")
 def test_the_hosts_sacctmgr_only_reads(commands: Commands) -> None:
     assert commands.run("sacctmgr -n list user; sacctmgr").returncode == 0
     assert [call["argv"] for call in commands.calls] == [["--readonly", "-n", "list", "user"], ["--readonly"]]

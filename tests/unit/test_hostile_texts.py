@@ -30,6 +30,8 @@ from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Figures, JobUsage
 from vhpc_slurm.slurm.scontrol import Scontrol
 
+pytestmark = pytest.mark.promise("attack.log-escape")
+
 EVIL = "x\nERROR forged\r\x1b]0;title\x07\x9b2J\x7f\x00\u200f\u202e\u2066\u2028\x85ü"
 """Ends of lines, sequences for terminals (also 8-bit ones), marks that reorder the line, and one letter."""
 ALLOWED = re.compile(r"[\n -~ü?]*\Z")
@@ -43,6 +45,7 @@ def harmless(text: str, lines: int = 1) -> None:
     assert "ü" in text
 
 
+@pytest.mark.promise("attack.node-log")
 def test_a_node_cannot_forge_a_line_about_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """Root of a compromised node tells vhpcd why there are none."""
     usagerows.table(JobUsage(Figures(), (), 1, (("n1", 0, EVIL),)))
@@ -115,6 +118,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
     found.stop()
 
 
+@pytest.mark.promise("attack.node-log")
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 def test_root_of_a_node_cannot_forge_lines_of_vhpcds_log(vhpcd: Vhpcd) -> None:
     """What a node says of its own part of a job goes to the log, to the lease and to operators."""

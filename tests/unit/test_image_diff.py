@@ -310,6 +310,7 @@ def small(tmp_path: Path) -> bytes:
     return erofs(top, "-T0", "-Elegacy-compress")
 
 
+@pytest.mark.promise("attack.diff")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_root_is_refused(small: bytes, name: str) -> None:
     change, says = DAMAGES[name]
@@ -322,6 +323,7 @@ def test_the_number_of_files_is_limited(small: bytes) -> None:
         list(FileSystem(fd).walk(3))
 
 
+@pytest.mark.promise("attack.diff")
 def test_random_damage_is_refused_or_read(small: bytes) -> None:
     """Whatever the bytes are, the reader ends: with files, or with a RefusedError."""
     ended = 0
@@ -348,6 +350,7 @@ def test_damage_that_only_fsck_sees_is_one_line(tree: Path, tmp_path: Path) -> N
     assert "\n" not in failed.value.line()
 
 
+@pytest.mark.promise("attack.diff")
 def test_the_unpacked_bytes_are_limited(tree: Path, tmp_path: Path) -> None:
     (tree / "zeros").write_bytes(bytes(3 << 20))
     images = Images(import_max_mib=2)
@@ -355,6 +358,7 @@ def test_the_unpacked_bytes_are_limited(tree: Path, tmp_path: Path) -> None:
         compared(tmp_path, erofs(tree, "-zlz4hc"), b"rubbish", images)
 
 
+@pytest.mark.promise("attack.diff")
 def test_a_listing_is_not_believed(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def worker(_source: object, out: Path, *_: object) -> dict[str, Any]:
         (out / "files").write_text('["etc", "folder", 493, 0, 0, 0, 7, {}]\n')

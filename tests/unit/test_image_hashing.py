@@ -45,6 +45,7 @@ class CountingHash:
         return getattr(self._hash, name)
 
 
+@pytest.mark.promise("image.hash")
 @pytest.mark.parametrize("listed", [True, False])
 def test_bytes_of_the_catalogue_are_hashed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
@@ -65,6 +66,7 @@ def test_bytes_of_the_catalogue_are_hashed_once(
         assert hashlib.sha256(root.read_bytes()).hexdigest() == root.name
 
 
+@pytest.mark.promise("image.hash")
 def test_wrong_bytes_of_the_catalogue_are_kept_by_nobody(tmp_path: Path) -> None:
     """The first node learns of them from the digest of the whole, the node that asks it from the chunk."""
     with lease(tmp_path, 2) as job:
@@ -84,6 +86,7 @@ def test_wrong_bytes_of_the_catalogue_are_kept_by_nobody(tmp_path: Path) -> None
             assert not (node.store / root.name).exists()
 
 
+@pytest.mark.promise("image.hash")
 def test_a_list_of_other_bytes_makes_no_file_right(tmp_path: Path) -> None:
     """A manifest may have the digest of one root and the chunk list of another: the digest decides."""
     with lease(tmp_path, 2) as job:

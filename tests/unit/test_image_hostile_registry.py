@@ -139,6 +139,7 @@ BLOB_ANSWERS: dict[str, tuple[Answer, str]] = {
 }
 
 
+@pytest.mark.promise("registry.pull", "attack.registry-image")
 @pytest.mark.parametrize("name", BLOB_ANSWERS)
 def test_a_bad_answer_for_the_root_ends_the_pull(case: Case, name: str) -> None:
     answer, says = BLOB_ANSWERS[name]
@@ -180,6 +181,7 @@ MANIFEST_ANSWERS: dict[str, tuple[Answer, str]] = {
 }
 
 
+@pytest.mark.promise("attack.registry-image")
 @pytest.mark.parametrize("name", MANIFEST_ANSWERS)
 def test_a_bad_answer_for_the_manifest_ends_the_pull(case: Case, name: str) -> None:
     answer, says = MANIFEST_ANSWERS[name]
@@ -251,6 +253,7 @@ OFFERS: dict[str, tuple[Callable[[Case], Any], str]] = {
 }
 
 
+@pytest.mark.promise("registry.pull", "attack.registry-image")
 @pytest.mark.parametrize("name", OFFERS)
 def test_an_image_that_lies_is_not_published(case: Case, name: str) -> None:
     change, says = OFFERS[name]
@@ -301,6 +304,7 @@ pull(Images(), sys.argv[1], ImageRef("mine"), Path(sys.argv[2]), lambda _line: N
 """
 
 
+@pytest.mark.promise("registry.pull")
 def test_a_killed_pull_leaves_what_gc_removes(case: Case) -> None:
     began = threading.Event()
 

@@ -19,6 +19,7 @@ from vhpc_slurm.model import Allocation, GresAllocation, ImageIdentity, NodeAllo
 from vhpc_slurm.placement import drivers
 
 
+@pytest.mark.promise("image.cpus")
 @pytest.mark.parametrize(
     ("guests", "min_cpus", "says"),
     [
@@ -44,6 +45,7 @@ def test_fewer_cpus_than_the_image_needs_refuse_the_lease(guests: int, min_cpus:
 GPU_DRIVERS = ("nvidia>=535", "h200:nvidia>=570.86", "mi300:amdgpu", "mi300:amdgpu-dkms>=6")
 
 
+@pytest.mark.promise("image.driver")
 @pytest.mark.parametrize(
     ("kind", "has", "says"),
     [
@@ -95,6 +97,7 @@ def test_a_requirement_of_another_form_is_a_wrong_configuration(tmp_path: Path, 
         load(file)
 
 
+@pytest.mark.promise("image.driver")
 def test_a_lease_is_refused_for_want_of_a_driver() -> None:
     config = Config(images=Images(gpu_drivers=("h200:nvidia>=570",)))
 

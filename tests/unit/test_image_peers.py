@@ -75,6 +75,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.promise("peers.job")
 @pytest.mark.usefixtures("many_files")
 def test_a_thousand_cold_nodes_read_the_catalogue_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 100 at a time, in turn in one thread; one more serves them all."""
@@ -178,6 +179,7 @@ def refusal(job: Lease, blob: Blob, **changes: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.promise("attack.peer-bytes")
 def test_only_root_of_a_node_of_the_lease_gets_bytes(tmp_path: Path) -> None:
     closed = "it closed the connection without an answer"
     with lease(tmp_path, 2) as job:
@@ -193,6 +195,7 @@ def test_only_root_of_a_node_of_the_lease_gets_bytes(tmp_path: Path) -> None:
         PeerSource.ask(job.lineage(1), "n0", root, 0).close()
 
 
+@pytest.mark.promise("attack.peer-bytes")
 def test_no_other_image_and_no_other_job_is_served(tmp_path: Path) -> None:
     with lease(tmp_path, 2) as job:
         image, other = publish(job.catalog, SIZE, CHUNK), publish(job.catalog, SIZE, CHUNK, seed=2)
@@ -207,6 +210,7 @@ def test_no_other_image_and_no_other_job_is_served(tmp_path: Path) -> None:
         source.close()
 
 
+@pytest.mark.promise("attack.peer-port")
 def test_connections_that_say_nothing_or_nonsense_are_closed(tmp_path: Path) -> None:
     with lease(tmp_path, 2, limits=Limits(request_s=0.3, any_port=True)) as job:
         image = publish(job.catalog, SIZE, CHUNK)
@@ -226,6 +230,7 @@ def test_connections_that_say_nothing_or_nonsense_are_closed(tmp_path: Path) -> 
         assert set(job.stage(1, image)) == {"n0"}, "and the server still serves"
 
 
+@pytest.mark.promise("attack.peer-bytes")
 @needs_root
 def test_a_port_that_every_user_can_have_is_not_served(tmp_path: Path) -> None:
     with lease(tmp_path, 2, limits=Limits()) as job:
@@ -237,6 +242,7 @@ def test_a_port_that_every_user_can_have_is_not_served(tmp_path: Path) -> None:
         assert set(job.stage(1, image)) == {"n0"}, "root has ports below 1024"
 
 
+@pytest.mark.promise("image.resume")
 def test_a_killed_copy_goes_on_from_its_verified_chunks(tmp_path: Path) -> None:
     with lease(tmp_path, 1) as job:
         image = publish(job.catalog, 64 * CHUNK, CHUNK)
@@ -261,6 +267,7 @@ def test_a_killed_copy_goes_on_from_its_verified_chunks(tmp_path: Path) -> None:
         assert whole(job.nodes[0], image)
 
 
+@pytest.mark.promise("image.resume")
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_torn_copy_is_repaired_whatever_a_crash_left(tmp_path: Path, listed: bool) -> None:
     with lease(tmp_path, 1) as job:

@@ -83,6 +83,7 @@ def test_the_first_node_serves_until_its_journal_is_released(work: Boot, port: i
     assert servers(work) == []
 
 
+@pytest.mark.promise("peers.process")
 def test_a_prolog_killed_before_it_notes_the_pid_leaks_nothing(
     work: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_prolog_killed_before_it_notes_the_pid_leaks_nothing(
     assert servers(work) == []
 
 
+@pytest.mark.promise("attack.peer-answer")
 def test_two_jobs_of_a_node_listen_on_one_port_and_a_user_cannot(port: int) -> None:
     with serving.listen(port), serving.listen(port):
         os.seteuid(65534)

@@ -94,6 +94,7 @@ def serves(image: ImageIdentity, job: Lease, send: Send, **fields: Any) -> Any:
     return act
 
 
+@pytest.mark.promise("peers.job", "attack.peer-answer")
 @pytest.mark.parametrize(
     ("send", "kept"),
     [
@@ -132,6 +133,7 @@ def test_an_ancestor_is_asked_when_the_parent_is_bad(tmp_path: Path) -> None:
         assert SIZE - CHUNK <= found["n0"] < SIZE + CHUNK
 
 
+@pytest.mark.promise("attack.peer-answer")
 @pytest.mark.parametrize(
     "fields", [{"nonce": "0" * 32}, {"uid": 1000}, {"problem": "go away"}, {"has": "many"}], ids=str
 )
@@ -154,6 +156,7 @@ def test_wrong_bytes_without_a_chunk_list_are_found_at_the_end(tmp_path: Path) -
         assert hashlib.sha256(path.read_bytes()).hexdigest() == image.manifest.root.sha256
 
 
+@pytest.mark.promise("peers.job")
 def test_a_parent_too_slow_for_the_deadline_is_left(tmp_path: Path) -> None:
     """A chunk in 0.9 s: never without progress, but it would take 6 s in all, and 4 s are left."""
 
@@ -207,6 +210,7 @@ def test_a_missing_chunk_list_costs_no_job(tmp_path: Path) -> None:
         assert job.stage(1, image) == {"n0": SIZE + 600}
 
 
+@pytest.mark.promise("peers.job")
 def test_a_server_that_dies_in_the_middle_costs_the_rest(tmp_path: Path) -> None:
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, 64 * CHUNK, CHUNK)
@@ -223,6 +227,7 @@ def test_a_server_that_dies_in_the_middle_costs_the_rest(tmp_path: Path) -> None
             assert dict(copied.result(20).sources)["catalogue"] == 54 * CHUNK
 
 
+@pytest.mark.promise("attack.peer-bytes")
 @needs_root
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 def test_the_process_serves_with_munge_and_ends(tmp_path: Path, daemon: Munged) -> None:

@@ -100,6 +100,7 @@ def site(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     found.rig.work.journal.close()
 
 
+@pytest.mark.promise("policy.node")
 def test_an_image_that_this_node_refuses_boots_nothing(site: Site) -> None:
     """vhpcd has no rule, or another one: its lease is as good as any."""
     site.rules(SIGNED)
@@ -147,6 +148,7 @@ def test_without_a_rule_nothing_is_read(site: Site) -> None:
     assert site.rig.work.recorder.timeline().stages == ()
 
 
+@pytest.mark.promise("policy.node")
 @pytest.mark.parametrize("what", ["root", "kernel", "initrd"])
 def test_files_that_are_not_those_of_the_digest_are_not_booted(site: Site, what: str) -> None:
     """The lease has the digest of a permitted image, and the file of another one."""
@@ -159,6 +161,7 @@ def test_files_that_are_not_those_of_the_digest_are_not_booted(site: Site, what:
         site.check()
 
 
+@pytest.mark.promise("policy.node")
 def test_what_boots_is_what_the_node_has_read(site: Site) -> None:
     site.rules(NAMED)
     true = site.image
@@ -167,6 +170,7 @@ def test_what_boots_is_what_the_node_has_read(site: Site) -> None:
     assert site.image == true
 
 
+@pytest.mark.promise("policy.node")
 def test_a_name_that_means_another_image_is_no_permission(site: Site) -> None:
     """As if vhpcd said that ``base`` was the image of which nobody has heard."""
     site.rules(NAMED)
@@ -191,6 +195,7 @@ def test_a_node_that_cannot_check_signatures_says_why(site: Site, monkeypatch: p
         site.check()
 
 
+@pytest.mark.promise("attack.policy-read")
 def test_ssh_keygen_has_no_rights(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The site's files are for root only, and what a user has signed is parsed by nobody."""
     programs, seen = site.folder / "programs", site.folder / "seen"
@@ -218,6 +223,7 @@ def test_ssh_keygen_has_no_rights(site: Site, monkeypatch: pytest.MonkeyPatch) -
 # --- what is changed between the check and its use ----
 
 
+@pytest.mark.promise("attack.image-swap")
 @pytest.mark.parametrize("part", ["kernel", "initrd", "root"])
 def test_own_bytes_swapped_after_the_check_are_not_staged(site: Site, own: Path, part: str) -> None:
     """The image is signed; its owner then puts other bytes, as many, under the digest of a file of it."""
@@ -232,6 +238,7 @@ def test_own_bytes_swapped_after_the_check_are_not_staged(site: Site, own: Path,
     assert not list(store.glob("*.part"))
 
 
+@pytest.mark.promise("attack.image-swap")
 def test_a_manifest_swapped_after_the_check_changes_nothing(site: Site, own: Path) -> None:
     """The name and the digest's own file then lead to another image, whose files are whole."""
     site.check()
@@ -250,6 +257,7 @@ def test_a_manifest_swapped_after_the_check_changes_nothing(site: Site, own: Pat
         site.check()
 
 
+@pytest.mark.promise("attack.image-swap")
 def test_a_name_moved_after_the_check_does_not_move_the_boot(site: Site) -> None:
     site.rules(NAMED)
     site.check()
@@ -261,6 +269,7 @@ def test_a_name_moved_after_the_check_does_not_move_the_boot(site: Site) -> None
     assert site.image.digest == digest
 
 
+@pytest.mark.promise("attack.image-swap")
 @pytest.mark.parametrize("how", ["overwritten", "replaced"])
 def test_bytes_swapped_within_a_copy_are_not_staged(
     site: Site, own: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +331,7 @@ def replaced(path: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("policy.node")
 def test_an_own_image_is_checked_with_its_users_rights(site: Site, own: Path) -> None:
     site.check()
     digest = site.image.digest[7:]
@@ -332,6 +342,7 @@ def test_an_own_image_is_checked_with_its_users_rights(site: Site, own: Path) ->
         site.check()
 
 
+@pytest.mark.promise("attack.policy-read")
 @pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}", "signatures", "."])
 def test_a_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what: str) -> None:
     """A copy of what alice has is root's own; she makes links to it."""
@@ -345,6 +356,7 @@ def test_a_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what:
         site.check()
 
 
+@pytest.mark.promise("attack.catalogue-read")
 @pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}"])
 def test_a_hard_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what: str) -> None:
     path = own / what.format(site.image.digest[7:])
@@ -356,6 +368,7 @@ def test_a_hard_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, 
         site.check()
 
 
+@pytest.mark.promise("attack.policy-read")
 @pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}"])
 @pytest.mark.parametrize("how", ["pipe", "zeros", "folder"])
 def test_an_own_file_that_is_none_ends_the_check(site: Site, own: Path, what: str, how: str) -> None:
@@ -367,6 +380,7 @@ def test_an_own_file_that_is_none_ends_the_check(site: Site, own: Path, what: st
         site.check()
 
 
+@pytest.mark.promise("attack.policy-read")
 def test_a_catalogue_that_hangs_is_its_users_error(
     site: Site, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def signature(folder: Path, manifest: bytes, name: str) -> bytes:
     return subprocess.run(command, input=manifest, check=True, capture_output=True).stdout
 
 
+@pytest.mark.promise("registry.digest")
 def test_an_image_comes_back_with_its_digest(site: Site) -> None:
     pushed = site.push()
     pulled = site.pull()
@@ -139,6 +140,7 @@ def test_the_registry_has_an_artifact_of_our_types(site: Site) -> None:
     assert site.push().registry_digest == pushed.registry_digest
 
 
+@pytest.mark.promise("registry.digest")
 def test_signatures_travel_and_are_not_doubled(site: Site) -> None:
     image = resolve(site.catalog, ImageRef("base"))
     both = []
@@ -162,6 +164,7 @@ def test_a_digest_pins_what_is_pulled(site: Site) -> None:
     assert (with_tag.digest, with_tag.fetched) == (site.digest, 0)
 
 
+@pytest.mark.promise("registry.digest")
 def test_what_the_catalogue_has_is_not_fetched(site: Site) -> None:
     site.push("again:1")
     assert site.pull("again:1", catalog=site.catalog, target="copy").fetched == 0
@@ -245,6 +248,7 @@ def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytes
     assert kills == len(("kernel", "initrd", "root", "manifest", "signatures", "name"))
 
 
+@pytest.mark.promise("registry.pull")
 @pytest.mark.long
 def test_a_sigkill_at_any_step_of_a_pull_leaves_whole_images(
     site: Site, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ def image_of(layout: Layout, size: int, fill: bytes) -> ImageIdentity:
     return with_root(layout, fill * size)
 
 
+@pytest.mark.promise("store.full")
 @needs_root
 def test_of_two_images_that_fit_alone_one_is_refused_at_once(
     layout: Layout, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_of_two_images_that_fit_alone_one_is_refused_at_once(
     assert not (store / "blobs/sha256" / first.manifest.root.sha256).exists()
 
 
+@pytest.mark.promise("store.full")
 @needs_root
 def test_a_store_that_others_fill_during_a_copy_drains_nothing(
     layout: Layout, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +115,7 @@ def test_room_is_made_once_more_for_a_copy_that_met_a_full_store(
     assert (blob.parent / image.manifest.root.sha256).stat().st_size == 30 * MIB
 
 
+@pytest.mark.promise("store.full")
 @needs_root
 def test_an_image_whose_files_fit_one_by_one_only_fails_its_job(layout: Layout, store: Path) -> None:
     """A requeue would never help."""
@@ -128,6 +131,7 @@ def limited(layout: Layout, **limits: int) -> Layout:
     return Layout(msgspec.convert(raw, Config))
 
 
+@pytest.mark.promise("store.limit")
 def test_a_store_has_at_most_the_size_that_the_site_sets(layout: Layout) -> None:
     """On a file system with more space: the least recently used image goes, one that a job uses stays."""
     layout = limited(layout, store_max_mib=50)
@@ -150,6 +154,7 @@ def test_a_store_has_at_most_the_size_that_the_site_sets(layout: Layout) -> None
         finish(images.stage(layout, image_of(layout, 51 * MIB, b"5")))
 
 
+@pytest.mark.promise("store.limit")
 @needs_root
 def test_the_space_that_the_site_keeps_is_not_for_images(layout: Layout, store: Path) -> None:
     """Of 100 MiB."""
@@ -160,6 +165,7 @@ def test_the_space_that_the_site_keeps_is_not_for_images(layout: Layout, store: 
     assert os.statvfs(store).f_bavail * os.statvfs(store).f_frsize >= 60 * MIB
 
 
+@pytest.mark.promise("store.full")
 @needs_root
 def test_a_pin_that_has_no_space_drains_nothing(layout: Layout, store: Path) -> None:
     (store / "pins").mkdir()

@@ -112,6 +112,7 @@ def test_a_certificate_of_an_allowed_authority_counts(site: Site) -> None:
     assert site.signers().principals == ("eve@hpc.example",)
 
 
+@pytest.mark.promise("attack.policy")
 @pytest.mark.parametrize(
     ("allowed", "data", "namespace", "why"),
     [
@@ -136,6 +137,7 @@ def test_what_is_not_valid_says_why(
     assert "\n" not in found.refused
 
 
+@pytest.mark.promise("attack.policy")
 def test_a_revoked_key_does_not_count(site: Site) -> None:
     site.add(signed(site.key("ops"), site.manifest))
     revoked = site.folder / "revoked"
@@ -150,6 +152,7 @@ def test_a_revoked_key_does_not_count(site: Site) -> None:
     assert "revoked" in found.refused
 
 
+@pytest.mark.promise("attack.policy")
 def test_a_valid_signature_counts_beside_rubbish(site: Site) -> None:
     good = signed(site.key("ops"), site.manifest)
     path = site.catalog / "signatures/sha256" / site.image.digest[7:]
@@ -167,6 +170,7 @@ def test_a_valid_signature_counts_beside_rubbish(site: Site) -> None:
     assert found.refused
 
 
+@pytest.mark.promise("attack.policy")
 def test_without_the_sites_files_nothing_counts_as_checked(site: Site) -> None:
     site.add(signed(site.key("ops"), site.manifest))
     for images in (
@@ -221,6 +225,7 @@ def test_a_job_needs_what_its_rule_needs(site: Site) -> None:
     check(config, request(), site.image)
 
 
+@pytest.mark.promise("attack.policy")
 def test_a_permitted_name_beside_a_digest_permits_nothing(site: Site) -> None:
     other = publish(site.catalog, "other", b"another root")
     config = site.config(Rule(name="base only", images=("base:*",)))

@@ -153,6 +153,7 @@ def test_a_damaged_image_is_not_staged(site: Site) -> None:
     assert not list((site.folder / "vhpc").rglob("*.part"))
 
 
+@pytest.mark.promise("image.stage")
 @needs_root
 def test_stage_and_a_job_that_starts_copy_each_byte_once(
     site: Site, layout: Layout, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def stage(layout: Layout, image: ImageIdentity, pause_s: float = 0.0) -> images.
             return staged
 
 
+@pytest.mark.promise("image.same", "attack.image-file")
 def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
     image = publish(layout)
     staged = stage(layout, image)
@@ -72,6 +73,7 @@ def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, da
     assert not (store / bad[damage.split(":")[1]].sha256).exists()
 
 
+@pytest.mark.promise("attack.blob")
 @pytest.mark.parametrize("what", ["fifo", "folder", "device"])
 def test_irregular_files_in_the_catalogue_block_no_hook(layout: Layout, what: str) -> None:
     image = publish(layout)
@@ -98,6 +100,7 @@ def test_an_image_too_large_for_any_store_is_refused_unread(layout: Layout) -> N
     assert [name for name, _ in images.stored(layout)] != ["ab" * 32]
 
 
+@pytest.mark.promise("attack.blob")
 @needs_root
 def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
     """On a real file system of 100 MiB."""

@@ -102,6 +102,7 @@ def test_a_private_image_is_read_with_its_owners_rights(top: Path, layout: Layou
     assert not (top / "store/blobs").exists()
 
 
+@pytest.mark.promise("attack.private-image")
 def test_nobody_gets_anothers_image_by_its_digests(top: Path, layout: Layout) -> None:
     publish(top, ALICE)
     stage(layout, ALICE)
@@ -132,6 +133,7 @@ def pipe(path: Path) -> None:
     os.chown(path, ALICE.uid, ALICE.gid)
 
 
+@pytest.mark.promise("user.catalogue")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -154,6 +156,7 @@ def test_a_bad_own_image_is_its_users_error(
     assert left == []
 
 
+@pytest.mark.promise("attack.catalogue-read")
 def test_a_link_to_a_file_of_root_shows_the_user_nothing(top: Path, layout: Layout) -> None:
     """The user names the digest of a file that only root may read, and links to it."""
     secret = top / "secret"
@@ -166,6 +169,7 @@ def test_a_link_to_a_file_of_root_shows_the_user_nothing(top: Path, layout: Layo
         stage(layout, ALICE)
 
 
+@pytest.mark.promise("attack.catalogue-read")
 def test_a_hard_link_to_a_file_of_root_stages_nothing(top: Path, layout: Layout) -> None:
     """As on a kernel without fs.protected_hardlinks: the digest is known, the bytes are not the user's."""
     secret = top / "secret"
@@ -181,6 +185,7 @@ def test_a_hard_link_to_a_file_of_root_stages_nothing(top: Path, layout: Layout)
     assert not [path for path in (top / "store").rglob("*") if path.name.startswith(blob("", ROOT).sha256)]
 
 
+@pytest.mark.promise("user.catalogue")
 def test_a_file_system_that_hangs_costs_only_the_users_job(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

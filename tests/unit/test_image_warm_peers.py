@@ -148,6 +148,7 @@ def until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.promise("peers.warm")
 @needs_nodes
 def test_a_warming_reads_the_catalogue_once(site: Site) -> None:
     nodes = site.warm()
@@ -161,6 +162,7 @@ def test_a_warming_reads_the_catalogue_once(site: Site) -> None:
     assert [(one["copied"], one["sources"]) for one in again.values()] == [(0, {})] * 5
 
 
+@pytest.mark.promise("peers.warm")
 @needs_nodes
 def test_one_node_after_another_needs_one_catalogue(site: Site) -> None:
     """The catalogue of the others has names and manifests, and no files of images."""
@@ -179,6 +181,7 @@ def test_one_node_after_another_needs_one_catalogue(site: Site) -> None:
     assert site.left() == []
 
 
+@pytest.mark.promise("peers.warm")
 @needs_nodes
 def test_a_node_that_only_says_it_serves_fails_no_other(site: Site) -> None:
     """11 joins first and copies nothing until 12 has all; the others give it up."""
@@ -217,6 +220,7 @@ def test_without_a_port_each_node_reads_the_catalogue(site: Site) -> None:
     assert "--input=none" in (site.folder / "asked.11").read_text()
 
 
+@pytest.mark.promise("peers.warm")
 @needs_nodes
 def test_ctrl_c_ends_nodes_that_serve(site: Site) -> None:
     """12 has the image and serves those that come; 11 does not come."""
@@ -304,6 +308,7 @@ def test_a_node_serves_without_rights_until_its_input_ends(site: Site, node: Nod
     assert site.left() == []
 
 
+@pytest.mark.promise("peers.warm")
 @needs_nodes
 @pytest.mark.parametrize("how", ["its input ends", "it is told to end"])
 def test_a_node_that_is_left_alone_leaves_nothing(site: Site, node: Node, how: str) -> None:

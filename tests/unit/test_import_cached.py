@@ -108,6 +108,7 @@ def test_a_source_without_a_digest_is_always_imported(site: Site) -> None:
     assert len(site.imported) == 2
 
 
+@pytest.mark.promise("attack.image-swap")
 def test_an_image_of_a_registry_is_pinned_by_its_digest(site: Site) -> None:
     image = site.image("docker://r.example:5000/team/box:1")
     (source,) = site.imported
@@ -134,6 +135,7 @@ def test_a_digest_replaces_the_tag(name: str, pinned: str) -> None:
     assert Source("docker", Path(), name).pinned == name
 
 
+@pytest.mark.promise("import.cached")
 def test_a_second_import_waits_for_the_first(site: Site) -> None:
     began, found = threading.Event(), []
     waits = "waiting for another import into your catalogue"

@@ -37,6 +37,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return found
 
 
+@pytest.mark.promise("attack.import-bomb")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_what_cannot_be_imported_is_one_line(site: Site, case: Case) -> None:
     line = site.refusal(case.make(site.source))
@@ -50,6 +51,7 @@ def test_no_case_has_the_name_of_another() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.promise("attack.import-bomb")
 @pytest.mark.parametrize("name", hostile_tars.KEPT)
 def test_what_is_odd_stays_inside_of_the_image(tmp_path: Path, name: str) -> None:
     layers, expected = hostile_tars.KEPT[name]
@@ -77,6 +79,7 @@ def test_special_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
     assert modes["file"] == 0o4755
 
 
+@pytest.mark.promise("attack.source-swap")
 @pytest.mark.parametrize(
     ("swap", "says"),
     [

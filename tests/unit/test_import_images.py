@@ -126,6 +126,7 @@ def test_a_new_catalogue_is_readable_for_vhpcd(site: Site) -> None:
             assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
+@pytest.mark.promise("import.container")
 def test_equal_sources_give_one_digest(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first = site.run()
     monkeypatch.setattr("time.gmtime", lambda: (2030, 1, 1, 0, 0, 0, 0, 1, 0))
@@ -167,6 +168,7 @@ def _with_manifest(site: Site, raw: bytes) -> None:
     site.run()
 
 
+@pytest.mark.promise("attack.import-process")
 @pytest.mark.parametrize(
     ("result", "says"),
     [
@@ -194,6 +196,7 @@ def test_a_result_that_makes_no_manifest_is_refused(site: Site, result: dict[str
     assert whole(site.own) == []
 
 
+@pytest.mark.promise("attack.import-process")
 @pytest.mark.parametrize(
     ("root", "says"),
     [
@@ -221,6 +224,7 @@ def test_a_broken_kernel_is_not_copied(site: Site) -> None:
     assert whole(site.own) == []
 
 
+@pytest.mark.promise("import.killed")
 def test_what_a_killed_import_left_is_removed_by_the_next(site: Site) -> None:
     site.run()
     left = site.own / f"{STAGING}left"
@@ -335,6 +339,7 @@ def test_what_is_no_label_is_refused_before_anything_is_read(site: Site, text: s
         imageimport.run(site.images, site.own, "absent.tar", "mine", "", [text], as_json=False)
 
 
+@pytest.mark.promise("import.container")
 def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def created() -> str:
         manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
@@ -359,6 +364,7 @@ def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch:
         site.run("other")
 
 
+@pytest.mark.promise("image.gc")
 def test_a_kernel_that_gc_removes_during_an_import_is_missed(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

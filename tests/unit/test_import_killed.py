@@ -73,6 +73,7 @@ def nothing_left(own: Path) -> None:
     assert "before:latest" in whole(own)
 
 
+@pytest.mark.promise("import.killed")
 @pytest.mark.parametrize("change", [imported, saved])
 def test_a_kill_at_any_step_leaves_whole_images(
     site: Site, change: Callable[[Site, str], Callable[[], object]]
@@ -96,6 +97,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.promise("import.killed")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_kill_in_any_change_leaves_whole_images(site: Site, name: str) -> None:
     def rebuild() -> None:
@@ -131,6 +133,7 @@ def vhpc(site: Site, source: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.promise("import.killed")
 def test_a_killed_import_leaves_no_process(site: Site) -> None:
     """It is killed while its reader unpacks."""
     source = site.source / "slow.tar.gz"
@@ -226,6 +229,7 @@ def on_a_small_disk(tmp_path: Path, what: str) -> list[str]:
     return said
 
 
+@pytest.mark.promise("import.full")
 def test_a_disk_that_is_full_for_the_reader_is_one_line(tmp_path: Path) -> None:
     *full, last = on_a_small_disk(tmp_path, "full_for_reader")
     assert "layer 1 is not a sound tar" in last
@@ -233,6 +237,7 @@ def test_a_disk_that_is_full_for_the_reader_is_one_line(tmp_path: Path) -> None:
     assert all("no space left" in line or "not a sound tar" in line for line in full)
 
 
+@pytest.mark.promise("import.full")
 def test_a_disk_full_while_publishing_keeps_images_whole(tmp_path: Path) -> None:
     *full, last = on_a_small_disk(tmp_path, "full_for_publisher")
     assert last == ""

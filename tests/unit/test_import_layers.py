@@ -131,6 +131,7 @@ def test_compressed_layers_are_unpacked(tmp_path: Path) -> None:
         (tmp_path / "unpacked").unlink()
 
 
+@pytest.mark.promise("attack.import-bomb")
 @pytest.mark.parametrize("compression", ["", "gzip", "zstd"])
 def test_a_bomb_writes_no_more_than_the_limit(tmp_path: Path, compression: str) -> None:
     data = bytes(64 << 20)
@@ -172,6 +173,7 @@ def random_layer(dice: random.Random, known: set[str]) -> bytes:
     return tar(*(entries[path] for path in sorted(entries)))  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("import.container")
 @pytest.mark.parametrize("seed", range(12))
 def test_umoci_makes_the_same_of_random_layers(tmp_path: Path, seed: int) -> None:
     dice, known = random.Random(seed), set[str]()

@@ -49,6 +49,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.promise("attack.import-bomb")
 def test_all_of_100000_files_are_read_in_bounded_memory(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", READ, str(source), str(tmp_path), str(COUNT + 10)]
     done = subprocess.run(command, check=True, capture_output=True, timeout=600)
@@ -59,6 +60,7 @@ def test_all_of_100000_files_are_read_in_bounded_memory(source: Path, tmp_path: 
     assert found >= {name(number) for number in range(COUNT)}
 
 
+@pytest.mark.promise("attack.import-bomb")
 def test_one_file_too_many_of_100000_leaves_nothing(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

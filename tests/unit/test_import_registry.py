@@ -209,6 +209,7 @@ def test_the_misbehaving_registry_can_behave(misbehaving: Any, tmp_path: Path) -
     assert files_of(fetched(reference, tmp_path), tmp_path / "out") == {"a": "dir", "a/one": "1"}
 
 
+@pytest.mark.promise("attack.registry")
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -271,6 +272,7 @@ def lying(request: Any) -> None:
 PINNED = f"@{digest(IMAGE)}"
 
 
+@pytest.mark.promise("attack.registry")
 @pytest.mark.parametrize(
     ("answer", "suffix", "says"),
     [

@@ -65,6 +65,7 @@ def run(
     return sandbox.run_worker(Source.parse(str(source)), out, request, timeout_s, steps.append), steps
 
 
+@pytest.mark.promise("attack.import-process")
 def test_little_is_in_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("x")
     monkeypatch.setenv("SECRET", "x")

@@ -36,6 +36,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield found
 
 
+@pytest.mark.promise("devices.allocation")
 def test_a_job_gets_its_gpu_and_vfs_in_its_partition(rig: Rig) -> None:
     for gpu in rig.gpus:
         rig.give_to_host(gpu)
@@ -55,6 +56,7 @@ def test_a_job_gets_its_gpu_and_vfs_in_its_partition(rig: Rig) -> None:
     assert [ports[n].state for n in (0, 1)] == [2, 2]
 
 
+@pytest.mark.promise("fabric.open")
 def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_quarantined_vf_is_replaced_and_a_gpu_is_not(rig: Rig) -> None:
         prepare(rig, lease(gpus(0)))
 
 
+@pytest.mark.promise("vf.substitute")
 def test_an_unfit_vf_is_parked_and_the_next_nearest_is_used(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_vf_in_a_group_of_another_job_is_skipped_not_parked(
     assert reserved == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
 
 
+@pytest.mark.promise("vf.substitute")
 def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     for vf in rig.vfs[1:]:
         vf.methods = ()
@@ -151,6 +155,7 @@ def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
 
 
+@pytest.mark.promise("vf.substitute")
 def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> None:
     rig.gpus[0].config[:] = b"\xff" * 64
     with pytest.raises(SilentError, match=f"device {rig.gpus[0].address} does not answer"):
@@ -221,6 +226,7 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.promise("devices.allocation")
 def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
     interface = network(rig.pci, rig.kernel, rig.pfs[0], ETHERNET, 1)
     for vf in rig.vfs:

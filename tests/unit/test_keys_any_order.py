@@ -33,6 +33,8 @@ from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 
+pytestmark = pytest.mark.promise("fabric.any-order")
+
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
 
 

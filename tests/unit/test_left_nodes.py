@@ -113,6 +113,7 @@ def test_without_slurmctld_nothing_has_left(node: Node) -> None:
     assert not node.has_left("n2")
 
 
+@pytest.mark.promise("resize.killed")
 def test_a_node_that_left_is_cleared_and_acknowledged(node: Node) -> None:
     assert node.stale("n1") == []
     (finding,) = node.stale("n2")
@@ -122,6 +123,7 @@ def test_a_node_that_left_is_cleared_and_acknowledged(node: Node) -> None:
     assert [path.stem for path in outbox.pending(node.layout.outbox)] == [str(GENERATION)]
 
 
+@pytest.mark.promise("resize.killed")
 def test_an_epilog_that_was_killed_is_known_by_its_tombstone(node: Node) -> None:
     joblock.write_tombstone(node.layout, GENERATION)
     with joblock.held(node.layout, GENERATION.job_id, timeout_s=1.0):
@@ -130,6 +132,7 @@ def test_an_epilog_that_was_killed_is_known_by_its_tombstone(node: Node) -> None
     assert node.asked() == 0
 
 
+@pytest.mark.promise("resize.killed")
 def test_the_next_job_waits_for_the_epilog_and_clears_the_rest(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +220,7 @@ def test_the_remaining_node_forgets_the_one_that_left(pair: Pair, n1: Host, n2: 
     assert pair.one.heard(ours, 0.4) == []
 
 
+@pytest.mark.promise("resize.clean")
 @needs_network
 def test_guests_of_other_nodes_keep_their_entries(n1: Host) -> None:
     lease = lease_of(1, VNI, "n1", "n2", "n3", each=2)
@@ -231,6 +235,7 @@ def test_guests_of_other_nodes_keep_their_entries(n1: Host) -> None:
     assert "192.0.2.2" not in rules
 
 
+@pytest.mark.promise("attack.vxlan-left")
 @needs_network
 def test_users_of_a_node_that_left_cannot_inject_frames(pair: Pair, n1: Host, n2: Host) -> None:
     """The other node accepts the address until it has learnt that the node left."""

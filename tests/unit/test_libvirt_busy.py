@@ -110,12 +110,14 @@ def test_full_libvirt_is_told_from_one_that_does_not_run(
     assert not isinstance(absent.value, libvirtd.BusyError)
 
 
+@pytest.mark.promise("libvirt.busy", "attack.libvirt")
 @pytest.mark.usefixtures("full", "clock")
 def test_full_libvirt_requeues_the_job_and_drains_nothing(node: Node) -> None:
     assert node.run() == 0
     assert (node.requeued, node.drained, node.held) == ([42], [], [])
 
 
+@pytest.mark.promise("libvirt.busy")
 @pytest.mark.usefixtures("full")
 def test_libvirt_that_stays_full_drains_the_node(node: Node, clock: Clock) -> None:
     for minutes in (0, 2, 4):
@@ -129,6 +131,7 @@ def test_libvirt_that_stays_full_drains_the_node(node: Node, clock: Clock) -> No
     assert node.held == []
 
 
+@pytest.mark.promise("libvirt.busy")
 def test_libvirt_that_is_full_now_and_then_drains_nothing(
     node: Node, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +147,7 @@ def test_libvirt_that_is_full_now_and_then_drains_nothing(
     assert (len(node.requeued), node.drained) == (3, [])
 
 
+@pytest.mark.promise("libvirt.busy")
 @pytest.mark.usefixtures("full")
 def test_health_check_drains_when_libvirt_stays_full(layout: Layout, clock: Clock) -> None:
     kinds = []
@@ -153,6 +157,7 @@ def test_health_check_drains_when_libvirt_stays_full(layout: Layout, clock: Cloc
     assert kinds == [Kind.LIBVIRT_BUSY] * 3 + [Kind.LIBVIRT]
 
 
+@pytest.mark.promise("libvirt.busy")
 @pytest.mark.usefixtures("full", "clock")
 def test_full_libvirt_is_an_alarm_for_operators(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run()

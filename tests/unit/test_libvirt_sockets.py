@@ -69,6 +69,7 @@ def doctor(host: Place) -> tuple[Level, str]:
     return found.level, found.hint
 
 
+@pytest.mark.promise("libvirt.closed")
 def test_setup_closes_libvirts_sockets_for_good(host: Place) -> None:
     assert doctor(host) == (Level.ERROR, "vhpc setup node")
     assert step(host, dry_run=True).state is State.MISSING
@@ -100,6 +101,7 @@ def test_units_do_not_count_where_systemd_does_not_run(host: Place) -> None:
     assert doctor(host)[1].startswith("libvirtd.conf: unix_sock_ro_perms")
 
 
+@pytest.mark.promise("libvirt.closed")
 def test_modes_that_a_site_has_closed_stay(host: Place) -> None:
     for name in OPEN:
         folder = host.root / f"etc/systemd/system/{name}.d"

@@ -36,6 +36,7 @@ def from_port(source: str, target: tuple[str, int], port: int = 0, options: byte
     return made
 
 
+@pytest.mark.promise("attack.flood")
 @root
 @pytest.mark.parametrize(
     ("host", "source", "target", "port", "options", "lane"),

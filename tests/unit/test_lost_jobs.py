@@ -125,6 +125,7 @@ def extern() -> Iterator[None]:
         yield
 
 
+@pytest.mark.promise("attack.stepd")
 @needs_root
 def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
     program = "/usr/sbin/slurmstepd"
@@ -240,6 +241,7 @@ def test_a_reboot_is_a_journal_without_run_folder_or_step(node: Node) -> None:
     assert node.lost() == []
 
 
+@pytest.mark.promise("attack.reconcile-name")
 @pytest.mark.usefixtures("extern")
 def test_a_job_name_like_slurm_fields_stops_no_reconciliation(node: Node) -> None:
     """Users may rename their jobs while they run."""

@@ -100,6 +100,7 @@ def pair(
             yield fabric, standby, reader
 
 
+@pytest.mark.promise("fabric.standby")
 def test_a_standby_that_takes_over_has_the_current_file(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_standby_that_takes_over_has_the_current_file(
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
+@pytest.mark.promise("fabric.standby")
 @pytest.mark.slow
 def test_a_returning_master_has_the_current_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master is killed, and when a standby has taken over it is started again."""
@@ -169,6 +171,7 @@ def test_a_standby_with_another_file_is_found_and_repaired(
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
+@pytest.mark.promise("fabric.standby")
 def test_opensm_reads_no_file_that_a_standby_lacks(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_an_image_keeps_the_parameters_that_it_sets() -> None:
     assert "systemd.mask=sshd.service" in words
 
 
+@pytest.mark.promise("image.canonical")
 def test_the_canonical_form_is_that_of_jq() -> None:
     assert canonical(VALID) == RAW
     whole = decode_whole(RAW)
@@ -93,6 +94,7 @@ def test_the_canonical_form_is_that_of_jq() -> None:
     assert hashlib.sha256(canonical(whole)).hexdigest() == digest
 
 
+@pytest.mark.promise("image.schema1")
 def test_a_manifest_of_schema_1_is_still_read() -> None:
     raw = (DATA / "schema1.json").read_bytes()
     image = decode_manifest(raw)
@@ -241,6 +243,7 @@ def bytes_of(case: dict[str, Any] | bytes) -> bytes:
     return case if isinstance(case, bytes) else encoded(case)
 
 
+@pytest.mark.promise("attack.root-file", "attack.manifest")
 @pytest.mark.parametrize(("case", "says"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
 def test_a_hostile_manifest_is_refused_with_one_line(case: dict[str, Any] | bytes, says: str) -> None:
     with pytest.raises(ValueError, match=f"(?i){says}") as caught:
@@ -301,6 +304,7 @@ def _places(value: Any, above: str = "") -> list[str]:
     return [place for place in found if "site/owner" not in place]
 
 
+@pytest.mark.promise("image.canonical")
 @given(place=st.sampled_from(_places(VALID)), value=json_values)
 def test_what_is_accepted_is_canonical_and_bounded(place: str, value: Any) -> None:
     try:

@@ -102,6 +102,7 @@ def test_a_large_job_leaves_more_and_says_so() -> None:
     assert planned(256 * 1024, reserve=0).reserve_mib == 0
 
 
+@pytest.mark.promise("devices.memory")
 def test_a_reserve_too_small_for_a_gpu_names_the_right_one() -> None:
     asked = replace(REQUEST, mem_reserve_mib=100)
     assert planned(4096, request=asked).reserve_mib == 100

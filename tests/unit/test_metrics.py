@@ -193,6 +193,7 @@ def test_drained_nodes_and_devices_in_quarantine_are_counted(stopped: Vhpcd) -> 
     assert metered.value("vhpc_devices_in_quarantine") == 1
 
 
+@pytest.mark.promise("attack.metrics")
 @needs_munged
 def test_no_user_job_or_node_is_named(metered: Metered) -> None:
     lease = metered.vhpcd.client.open_generation(request(424242, user="mallory"), allocation("secretnode"))
@@ -240,6 +241,7 @@ def test_a_file_in_the_way_of_the_socket_stays(stopped: Vhpcd) -> None:
     assert where.read_text() == "precious"
 
 
+@pytest.mark.promise("attack.metrics")
 @needs_munged
 def test_idle_connections_block_nobody_for_long(metered: Metered) -> None:
     idle = [socket.socket(socket.AF_UNIX) for _ in range(AT_ONCE + 3)]

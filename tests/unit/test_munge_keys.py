@@ -49,6 +49,7 @@ def of_node(vhpcd: Vhpcd, daemon: Munged) -> Config:
     return msgspec.structs.replace(vhpcd.config, controller=settings)
 
 
+@pytest.mark.promise("keys.renew")
 def test_vhpcd_uses_a_new_key_without_a_restart(vhpcd: Vhpcd, controller: Munged) -> None:
     vhpcd.client.open_generation(request(1), allocation())
     new = rekeyed(controller, os.urandom(128))
@@ -59,6 +60,7 @@ def test_vhpcd_uses_a_new_key_without_a_restart(vhpcd: Vhpcd, controller: Munged
         new.stop()
 
 
+@pytest.mark.promise("keys.renew")
 def test_a_host_with_another_key_is_told_so_and_loses_nothing(
     vhpcd: Vhpcd, controller: Munged, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_host_with_another_key_is_told_so_and_loses_nothing(
     assert record.lease.state is LeaseState.RELEASED
 
 
+@pytest.mark.promise("clock.hour-off")
 def test_a_host_whose_clock_is_an_hour_off_is_told_so(vhpcd: Vhpcd, controller: Munged) -> None:
     """vhpcd and all others go on; when the clock is right again, so does this host."""
     vhpcd.client.open_generation(request(1), allocation("n1"))

@@ -72,6 +72,7 @@ def test_one_credential_reports_and_acknowledges(
     assert vhpcd.client.usage(42)[1] == (used,)
 
 
+@pytest.mark.promise("munge.silent", "attack.munged")
 def test_an_epilog_needs_one_credential(
     vhpcd: Vhpcd, credentials: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_busy_munged_is_not_a_missing_one(busy: Path) -> None:
         Munge(str(busy.with_name("none"))).encode(b"")
 
 
+@pytest.mark.promise("munge.silent", "attack.munged")
 def test_a_request_survives_a_busy_munged(vhpcd: Vhpcd, busy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = vhpcd.config.controller.munge_socket
     client = vhpcd.client

@@ -66,6 +66,7 @@ def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     )
 
 
+@pytest.mark.promise("devices.nccl")
 @needs_lstopo
 @pytest.mark.parametrize(
     ("name", "cell"),
@@ -159,6 +160,7 @@ def test_on_a_host_of_one_cell_a_device_without_one_is_at_that(host: HostInvento
 SHOW = ("sh", "-c", 'echo "${NCCL_TOPO_FILE-unset}"')
 
 
+@pytest.mark.promise("devices.nccl")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
 def test_programs_find_the_file_and_the_users_own_stays(guest: Guest) -> None:
     assert guest.run(*SHOW).stdout == b"unset\n"

@@ -37,6 +37,7 @@ def database(path: Path, schema: int) -> Path:
     return path
 
 
+@pytest.mark.promise("db.versions")
 @pytest.mark.parametrize("schema", [9, 10, 11])
 def test_databases_of_earlier_schemas_are_read(tmp_path: Path, schema: int) -> None:
     store = SqliteStore(database(tmp_path / "db", schema))
@@ -53,6 +54,7 @@ def test_databases_of_earlier_schemas_are_read(tmp_path: Path, schema: int) -> N
     store.close()
 
 
+@pytest.mark.promise("db.versions")
 @pytest.mark.parametrize("schema", [1, 9, 10, 11])
 def test_the_older_database_is_kept_beside_the_new_one(tmp_path: Path, schema: int) -> None:
     path = database(tmp_path / "db", schema)
@@ -76,6 +78,7 @@ def test_a_new_database_has_no_copy(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["db"]
 
 
+@pytest.mark.promise("db.versions")
 def test_a_newer_database_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "db"
     SqliteStore(path).close()
@@ -89,6 +92,7 @@ def test_a_newer_database_is_refused_and_unchanged(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["db"]
 
 
+@pytest.mark.promise("db.versions")
 def test_a_journal_of_the_previous_release_is_read(layout: Layout) -> None:
     layout.journals.mkdir(parents=True)
     shutil.copyfile(DATA / "older/journal.jsonl", layout.journals / f"{OLDER}.jsonl")
@@ -103,6 +107,7 @@ def test_a_journal_of_the_previous_release_is_read(layout: Layout) -> None:
     assert {entry.kind for entry in held} <= resources._RELEASES.keys()
 
 
+@pytest.mark.promise("db.versions")
 def test_a_journal_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / f"{OLDER}.jsonl"
     path.write_text('{"t":1,"v":2,"event":"acquire","key":"uid:1","kind":"uid","data":{"uid":1}}\n')

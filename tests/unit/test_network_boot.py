@@ -135,6 +135,7 @@ def test_an_mtu_above_the_underlays_is_a_node_error(
     rig.work.journal.close()
 
 
+@pytest.mark.promise("net.flush")
 def test_a_journaled_segment_is_kept_and_its_firewall_restored(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_journaled_segment_is_kept_and_its_firewall_restored(
     assert list(segments.audit(node_layout)) == []
 
 
+@pytest.mark.promise("net.flush")
 @pytest.mark.parametrize(
     "damage",
     [

@@ -31,6 +31,7 @@ from vhpc_slurm.node.network import forwarding
 SYSCTLS = Path("/proc/sys/net/bridge")
 
 pytestmark = [
+    pytest.mark.promise("net.forwarding"),
     pytest.mark.skipif(bool(usable()), reason=usable()),
     pytest.mark.skipif(not SYSCTLS.is_dir(), reason="needs br_netfilter: modprobe br_netfilter"),
 ]

@@ -34,7 +34,7 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, nat, owned, plan, segment, tools
 
-pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
+pytestmark = [pytest.mark.promise("net.flush"), pytest.mark.skipif(bool(usable()), reason=usable())]
 
 cluster = real_cluster
 n1 = first_node

@@ -51,6 +51,7 @@ def test_a_release_leaves_nothing_and_can_be_repeated(n1: Host) -> None:
     assert left(n1) == {}
 
 
+@pytest.mark.promise("net.killed")
 def test_whatever_step_fails_the_release_leaves_nothing(n1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = lease_of(1, VNI, "n1", "n2")
     real, calls = tools.run, 0

@@ -95,6 +95,7 @@ def test_traffic_between_guests_of_one_node_stays_on_the_node(n1: Host, n2: Host
             guest.close()
 
 
+@pytest.mark.promise("attack.udp-port")
 def test_a_user_who_takes_the_port_drains_no_node(n1: Host) -> None:
     lease = lease_of(1, VNI, "n1", "n2")
     with inside(n1.namespace):
@@ -115,6 +116,7 @@ GROUPS = (ALL, b"\x33\x33\0\0\0\xfb", b"\x01\0\x5e\0\0\xfb")
 """Broadcast, and multicast of IPv6 and IPv4: both groups of mDNS (RFC 6762)."""
 
 
+@pytest.mark.promise("net.multicast")
 @pytest.mark.parametrize("version", [4, 6])
 def test_multicast_reaches_all_guests_of_a_job_that_asked(n1: Host, n2: Host, version: int) -> None:
     pair, other = Pair(n1, n2, version=version, flood=True), Pair(n1, n2, 2, VNI + 2, flood=True)
@@ -134,6 +136,7 @@ def test_multicast_reaches_all_guests_of_a_job_that_asked(n1: Host, n2: Host, ve
             found.two.close()
 
 
+@pytest.mark.promise("net.multicast", "attack.multicast")
 def test_with_multicast_ports_stay_locked(n1: Host, n2: Host) -> None:
     pair = Pair(n1, n2, flood=True)
     try:
@@ -149,6 +152,7 @@ def test_with_multicast_ports_stay_locked(n1: Host, n2: Host) -> None:
         pair.two.close()
 
 
+@pytest.mark.promise("net.multicast")
 def test_an_outsider_cannot_inject_multicast(n1: Host, n2: Host, cluster: Cluster) -> None:
     pair = Pair(n1, n2, flood=True)
     try:
@@ -166,12 +170,14 @@ def test_an_outsider_cannot_inject_multicast(n1: Host, n2: Host, cluster: Cluste
 # --- what a guest cannot do ---------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.source")
 def test_nothing_is_flooded_to_other_nodes(pair: Pair) -> None:
     for target in (ALL, b"\x33\x33\0\0\0\x01", b"\x01\0\x5e\0\0\x01", b"\x06\0\0\0\0\x77"):
         pair.one.send(target, TEST, PAYLOAD)
     assert pair.two.heard(ours, QUIET_S) == []
 
 
+@pytest.mark.promise("net.source", "attack.guest-address")
 def test_a_frame_with_a_foreign_source_is_dropped(pair: Pair) -> None:
     for source in (b"\x06\0\0\0\0\x77", pair.two.mac, b"\x02\0\0\0\0\x01"):
         pair.one.send(pair.two.mac, TEST, PAYLOAD, source=source)
@@ -180,6 +186,7 @@ def test_a_frame_with_a_foreign_source_is_dropped(pair: Pair) -> None:
     assert pair.two.heard(ours), "its own address works as before"
 
 
+@pytest.mark.promise("attack.guest-address")
 def test_a_guest_cannot_take_the_address_of_another(n1: Host) -> None:
     lease = lease_of(1, VNI, "n1", each=2)
     build(n1, lease)
@@ -194,6 +201,7 @@ def test_a_guest_cannot_take_the_address_of_another(n1: Host) -> None:
         two.close()
 
 
+@pytest.mark.promise("net.source", "attack.bridge")
 def test_the_node_itself_is_not_on_the_segment(pair: Pair, n1: Host) -> None:
     address = socket.inet_aton(n1.address)
     pair.one.send(ALL, ARP, arp_request(pair.one, address))
@@ -204,6 +212,7 @@ def test_the_node_itself_is_not_on_the_segment(pair: Pair, n1: Host) -> None:
     assert "inet" not in shown
 
 
+@pytest.mark.promise("net.separate")
 def test_two_jobs_with_the_same_addresses_do_not_meet(n1: Host, n2: Host) -> None:
     pairs = [Pair(n1, n2, job_id, VNI + job_id) for job_id in (1, 2)]
     try:
@@ -225,6 +234,7 @@ def test_two_jobs_with_the_same_addresses_do_not_meet(n1: Host, n2: Host) -> Non
 # --- what others cannot do ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.foreign")
 def test_a_host_outside_the_job_cannot_inject_frames(pair: Pair, cluster: Cluster, n2: Host) -> None:
     cluster.third.send(injected(pair), VNI, n2.address)
     cluster.third.send(injected(pair), VNI, n2.address, uid=65534)
@@ -235,6 +245,7 @@ def test_a_host_outside_the_job_cannot_inject_frames(pair: Pair, cluster: Cluste
     assert pair.two.heard(ours)
 
 
+@pytest.mark.promise("net.foreign", "attack.vxlan")
 def test_a_fragmented_packet_hides_no_vni(pair: Pair, cluster: Cluster, n2: Host) -> None:
     datagram = struct.pack("!HHHH", 40000, PORT, 8 + 8 + len(injected(pair)), 0) + vxlan(injected(pair), VNI)
 
@@ -256,6 +267,7 @@ def test_a_fragmented_packet_hides_no_vni(pair: Pair, cluster: Cluster, n2: Host
     assert pair.two.heard(ours), "without the filter it is put together and arrives"
 
 
+@pytest.mark.promise("net.foreign", "attack.vxlan-user")
 def test_an_ordinary_user_of_the_jobs_node_cannot_inject_frames(pair: Pair, n1: Host, n2: Host) -> None:
     n1.send(injected(pair), VNI, n2.address, uid=65534)
     n2.send(injected(pair), VNI, n2.address, uid=65534)
@@ -265,6 +277,7 @@ def test_an_ordinary_user_of_the_jobs_node_cannot_inject_frames(pair: Pair, n1: 
     assert pair.two.heard(ours)
 
 
+@pytest.mark.promise("net.foreign", "attack.vxlan-user")
 def test_a_container_behind_the_jobs_node_cannot_inject_frames(pair: Pair, n1: Host, n2: Host) -> None:
     container = Host("box", "")
     try:
@@ -296,6 +309,7 @@ def test_a_container_behind_the_jobs_node_cannot_inject_frames(pair: Pair, n1: H
         container.close()
 
 
+@pytest.mark.promise("attack.tap")
 def test_an_ordinary_user_cannot_open_a_tap(pair: Pair, n1: Host) -> None:
     program = (
         "import fcntl, os, struct; os.setgroups([]); os.setresgid(65534, 65534, 65534);"

@@ -141,6 +141,7 @@ def bridge_state() -> str:
     return json.dumps([shown["address"], shown["mtu"], four])
 
 
+@pytest.mark.promise("site.source", "attack.site-address")
 def test_a_guest_reaches_its_peer_with_its_own_address_only(node: Host) -> None:
     peer = Port("uplink", PEER)
     before = bridge_state()
@@ -181,6 +182,7 @@ def test_a_guest_reaches_its_peer_with_its_own_address_only(node: Host) -> None:
     os.close(peer.fd)
 
 
+@pytest.mark.promise("site.source")
 def test_a_flush_of_the_rules_opens_nothing(node: Host) -> None:
     peer, one = Port("uplink", PEER), guest(0)
     tools.run("nft", "flush", "ruleset")
@@ -191,6 +193,7 @@ def test_a_flush_of_the_rules_opens_nothing(node: Host) -> None:
     os.close(peer.fd)
 
 
+@pytest.mark.promise("site.source", "attack.site-guest")
 @pytest.mark.parametrize("isolated", [True, False])
 def test_guests_of_a_node_meet_only_if_the_site_lets_them(node: Host, isolated: bool) -> None:
     one, two, peer = guest(0, isolated=isolated), guest(1, isolated=isolated), Port("uplink", PEER)
@@ -202,6 +205,7 @@ def test_guests_of_a_node_meet_only_if_the_site_lets_them(node: Host, isolated: 
         os.close(port.fd)
 
 
+@pytest.mark.promise("site.source", "attack.site-node")
 def test_the_node_itself_does_not_answer_a_guest(node: Host) -> None:
     one = guest(0)
     target = socket.inet_aton(NODE)
@@ -247,6 +251,7 @@ def nothing_left() -> bool:
     return not (list(site.taps()) or site.tables() or owned.existing())
 
 
+@pytest.mark.promise("site.release")
 def test_guests_get_slots_and_lose_them_with_their_job(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, peer := Agent())
     run(rig)
@@ -293,6 +298,7 @@ def test_a_name_without_an_address_leaves_nothing(rig: BootRig, monkeypatch: pyt
     assert nothing_left()
 
 
+@pytest.mark.promise("site.release")
 def test_taps_and_tables_without_a_journal_are_removed(layout: Layout, node: Host) -> None:
     os.close(guest(3).fd)
     found = list(segments.audit(layout))
@@ -303,6 +309,7 @@ def test_taps_and_tables_without_a_journal_are_removed(layout: Layout, node: Hos
     assert "br-site" in tools.run("ip", "link", "show", "type", "bridge")
 
 
+@pytest.mark.promise("site.missing")
 def test_a_missing_bridge_is_named(node: Host) -> None:
     config = Config(network=Network(**{**SITE, "site_bridge": "br-none"}))  # type: ignore[arg-type]
     with pytest.raises(NodeError, match="this node has no bridge br-none"):

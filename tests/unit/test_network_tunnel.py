@@ -74,6 +74,7 @@ def pair(n1: Host, n2: Host) -> Iterator[Encrypted]:
 # --- what is on the wire ------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("net.wireguard", "attack.underlay")
 @pytest.mark.parametrize("version", [4, 6])
 def test_the_underlay_carries_only_wireguard(n1: Host, n2: Host, version: int) -> None:
     pair = Encrypted(n1, n2, version)
@@ -117,6 +118,7 @@ def test_the_underlays_mtu_leaves_what_the_manual_says(n1: Host) -> None:
             assert segment.underlay_mtu(found) == room
 
 
+@pytest.mark.promise("net.wireguard")
 def test_without_its_tunnel_a_segment_sends_nothing(pair: Encrypted, n1: Host) -> None:
     pair.exchange()
     with inside(n1.namespace):
@@ -136,6 +138,7 @@ def test_without_its_tunnel_a_segment_sends_nothing(pair: Encrypted, n1: Host) -
 # --- what does not arrive -------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.underlay")
 def test_plain_frames_and_those_of_other_hosts_are_dropped(
     pair: Encrypted, cluster: Cluster, n1: Host, n2: Host
 ) -> None:
@@ -180,6 +183,7 @@ def _drops(host: Host, chain: str) -> int:
     return sum(counters)
 
 
+@pytest.mark.promise("attack.underlay")
 def test_a_host_without_the_keys_gets_no_tunnel(n1: Host, n2: Host, cluster: Cluster) -> None:
     pair = Encrypted(n1, n2)
     try:
@@ -207,6 +211,7 @@ def test_a_host_without_the_keys_gets_no_tunnel(n1: Host, n2: Host, cluster: Clu
         pair.close()
 
 
+@pytest.mark.promise("attack.tunnel")
 def test_programs_of_nodes_cannot_use_the_tunnel(pair: Encrypted, n1: Host, n2: Host) -> None:
     pair.exchange()
     with inside(n2.namespace):
@@ -226,6 +231,7 @@ def test_programs_of_nodes_cannot_use_the_tunnel(pair: Encrypted, n1: Host, n2: 
 # --- keys -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.tunnel-key")
 def test_private_keys_are_on_no_command_line(n1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     real, said = tools.run, list[str]()
 
@@ -263,6 +269,7 @@ def test_a_node_that_has_left_the_job_is_no_peer(pair: Encrypted, n1: Host) -> N
     assert pair.one.heard(ours, QUIET_S) == []
 
 
+@pytest.mark.promise("net.wireguard-killed")
 def test_a_release_leaves_nothing_and_can_be_repeated(pair: Encrypted, n1: Host, n2: Host) -> None:
     pair.exchange()
     for host in (n1, n2):
@@ -308,6 +315,7 @@ def _killed_at(host: Host, pairs: TunnelKeyPairs, step: int, *, half: bool) -> b
     return status == 0
 
 
+@pytest.mark.promise("net.wireguard-killed")
 @pytest.mark.parametrize("half", [False, True])
 def test_kill_9_at_any_step_and_reconciliation_leave_nothing(n1: Host, tmp_path: Path, half: bool) -> None:
     layout, pairs, step, most = _layout(tmp_path), tunnel_keys.make(2), 0, 0

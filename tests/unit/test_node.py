@@ -57,6 +57,7 @@ with joblock.held(layout, 42, timeout_s=1{arguments}):
     return child
 
 
+@pytest.mark.promise("clean.twice")
 def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
     prolog = holder(layout, "", 60)
     assert joblock.busy(layout, 42)
@@ -71,6 +72,7 @@ def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
     assert not joblock.busy(layout, 42)
 
 
+@pytest.mark.promise("clean.twice")
 def test_an_epilog_lets_a_health_check_finish(layout: Layout) -> None:
     check = holder(layout, ", brief=True", 0.5)
     with joblock.held(layout, 42, timeout_s=60, end_holder=True):
@@ -79,6 +81,7 @@ def test_an_epilog_lets_a_health_check_finish(layout: Layout) -> None:
     check.wait(60)
 
 
+@pytest.mark.promise("clean.twice")
 def test_an_epilog_ends_a_health_check_that_hangs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblock, "BRIEF_S", 0.3)
     check = holder(layout, ", brief=True", 60)
@@ -145,6 +148,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     assert [path.name for path in layout.disks.iterdir()] == ["lost+found"]
 
 
+@pytest.mark.promise("clean.untold")
 @needs_root
 @pytest.mark.parametrize(
     ("running", "ended", "stale"),
@@ -168,6 +172,7 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
     assert asked == ([generation.job_id] if running else [])
 
 
+@pytest.mark.promise("clean.ack")
 def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
     """A hook can be killed between the end of a journal and its acknowledgement."""
     first = os.getpid() + 1_000_000_000
@@ -270,6 +275,7 @@ def test_a_share_daemon_gets_its_policy_and_the_sites_threads() -> None:
     assert "--readonly" not in argv
 
 
+@pytest.mark.promise("shares.fresh")
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
@@ -380,6 +386,7 @@ def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
 # --- lines -------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.log-line")
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -111,6 +111,7 @@ def test_a_driver_that_never_comes_is_said(rig: Rig) -> None:
     assert f"{pf.address} has no driver: none was bound within 1 s" in step.error
 
 
+@pytest.mark.promise("devices.node-setup")
 def test_what_is_there_is_left_alone(rig: Rig) -> None:
     configure(rig, f"{rig.pfs[0].address}=4", pages=("2M:0=512",))
     first = run(rig)
@@ -132,6 +133,7 @@ def test_a_dry_run_says_what_is_missing_and_changes_nothing(rig: Rig) -> None:
     assert not (rig.root / "nodes").exists()
 
 
+@pytest.mark.promise("devices.node-setup")
 def test_another_number_is_set_through_zero_without_a_guest(rig: Rig) -> None:
     pf = rig.pfs[0]
     configure(rig, f"{pf.address}=2")

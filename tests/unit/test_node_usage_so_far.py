@@ -105,6 +105,7 @@ class Client(ControllerClient):
 # --- shared folders ------------------------------------------------------------------
 
 
+@pytest.mark.promise("usage.files")
 def test_a_daemons_reads_and_writes_are_counted(daemon: subprocess.Popen[bytes]) -> None:
     read, written = usage.transferred(ref(daemon)) or (0, 0)
     assert written == WRITTEN + 1  # and one byte to the test
@@ -211,6 +212,7 @@ def silent(programs: Path, tmp_path: Path) -> Iterator[Guest]:
     it.close()
 
 
+@pytest.mark.promise("usage.running", "attack.usage")
 @root
 def test_a_silent_guest_delays_no_other(layout: Layout, guest: Guest, silent: Guest) -> None:
     held(layout, FIRST, 3)
@@ -232,6 +234,7 @@ def test_many_guests_share_the_rows_of_a_node(layout: Layout) -> None:
     assert [one.index for one in found] == list(range(40))
 
 
+@pytest.mark.promise("usage.running")
 def test_a_vhpcd_that_refuses_figures_fails_no_health_check(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

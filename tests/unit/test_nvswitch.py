@@ -94,6 +94,7 @@ def rig(tmp_path: Path, fmpm: Fmpm) -> Iterator[Rig]:
         yield found
 
 
+@pytest.mark.promise("devices.nvswitch")
 def test_an_nvswitch_partition_is_active_for_its_guests(rig: Rig, fmpm: Fmpm) -> None:
     _, journal = prepare(rig, lease(gpus(1, 3)))
     assert fmpm.active == [4]
@@ -113,6 +114,7 @@ def test_gpus_without_a_partition_are_refused_or_wait(rig: Rig, fmpm: Fmpm) -> N
     assert fmpm.active == []
 
 
+@pytest.mark.promise("devices.nvswitch")
 def test_a_partition_that_somebody_else_has_is_not_taken(rig: Rig, fmpm: Fmpm) -> None:
     fmpm.set(active=[4])
     with pytest.raises(NodeError, match="partition 4 of n1 is active already"):

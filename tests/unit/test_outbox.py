@@ -59,6 +59,7 @@ class Picky(ControllerClient):
 UNUSABLE = UnusableError("vhpcd cannot use that request", "invalid note")
 
 
+@pytest.mark.promise("ack.set-aside")
 def test_an_unusable_acknowledgement_delays_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,6 +76,7 @@ def test_an_unusable_acknowledgement_delays_no_other(
     )
 
 
+@pytest.mark.promise("ack.set-aside")
 @pytest.mark.parametrize(
     "why", [AnswerError("Slurm has no node n1"), UserError("vhpcd refuses uid 0")], ids=["fabric", "user"]
 )
@@ -125,6 +127,7 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(msgspec.convert({"paths": paths}, Config))
 
 
+@pytest.mark.promise("ack.set-aside")
 def test_reconcile_reports_what_was_set_aside(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     owed: list[Generation] = [ack(1).generation]
     client = Picky({1: UNUSABLE})
@@ -167,6 +170,7 @@ def test_a_stray_file_in_the_outbox_stops_no_health_check(layout: Layout) -> Non
     assert list(audit.unacknowledged(layout, "n1", [ack(1).generation])) == []
 
 
+@pytest.mark.promise("ack.set-aside")
 def test_doctor_shows_the_outbox(layout: Layout) -> None:
     def level() -> tuple[Level, str]:
         found = one(list(node_checks.acknowledgements(layout.config)), "node.outbox")
@@ -182,6 +186,7 @@ def test_doctor_shows_the_outbox(layout: Layout) -> None:
 # --- with a vhpcd -------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("ack.set-aside")
 @needs_munged
 def test_generation_with_an_unusable_timeline_is_released(vhpcd: Vhpcd, tmp_path: Path) -> None:
     """Its timeline is longer than vhpcd takes, also compressed."""

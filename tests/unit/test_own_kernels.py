@@ -88,6 +88,7 @@ def unpacked(path: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
 
 
+@pytest.mark.promise("import.disk")
 def test_the_initrd_has_the_sites_agent_and_the_sources_modules(tmp_path: Path, initrd: Path) -> None:
     found, out = taken(tmp_path, initrd, *system())
     assert found == {
@@ -178,6 +179,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("attack.disk-image")
 @pytest.mark.parametrize("name", BAD)
 def test_a_source_without_a_usable_kernel_is_refused(tmp_path: Path, initrd: Path, name: str) -> None:
     changes, says = BAD[name]

@@ -11,6 +11,7 @@ from vhpc_slurm.terminal import short_digests
 DIGEST = "sha256:0123456789ab" + "c" * 52
 
 
+@pytest.mark.promise("web.layout")
 @pytest.mark.parametrize(
     ("text", "html"),
     [

@@ -153,6 +153,7 @@ def test_memory_of_exactly_the_images_minimum_is_enough() -> None:
     assert plan(host(), (0, 1), 640).guests[0].memory_mib == 384
 
 
+@pytest.mark.promise("image.cpus")
 def test_fewer_cpus_than_the_image_needs_is_a_user_error() -> None:
     """Hyperthreads count, as Slurm counts them: two cores have four CPUs."""
     assert len(plan(host(), (0, 1, 2, 3), manifest=replace(MANIFEST, min_cpus=4)).guests[0].pins) == 4
@@ -296,6 +297,7 @@ def situations(draw: st.DrawFn) -> tuple[HostInventory, NodeAllocation]:
     return inventory, NodeAllocation("n1", ids, draw(st.integers(768, 65536)))
 
 
+@pytest.mark.promise("place.vcpus")
 @settings(max_examples=200, deadline=None)
 @given(situations(), st.one_of(st.none(), st.integers(0, 256)))
 def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], reserve: int | None) -> None:

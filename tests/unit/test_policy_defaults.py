@@ -97,6 +97,7 @@ def test_a_later_default_that_is_not_permitted_is_skipped() -> None:
     assert found.disk_mib == 256
 
 
+@pytest.mark.promise("policy.default")
 def test_a_changed_partition_is_no_new_request() -> None:
     config = site(Rule(name="a", partitions=("all",), default_disk_mib=1024, default_batch="host"))
     before = with_defaults(config, job())
@@ -112,6 +113,7 @@ LIMITED = Rule(
 NO_DISK = Rule(name="tight", max_disk_mib=0)
 
 
+@pytest.mark.promise("policy.rule")
 @pytest.mark.parametrize(
     ("rule", "asked", "refusal"),
     [
@@ -201,6 +203,7 @@ DISK = st.none() | st.sampled_from((64, 128, 256))
 RULES = st.lists(st.tuples(CONDITION, CONDITION, DISK, DISK), max_size=5)
 
 
+@pytest.mark.promise("policy.default")
 @given(RULES, st.sampled_from(WORDS), st.sampled_from(WORDS), DISK)
 def test_disks_of_jobs_follow_the_written_rule(
     drawn: list[tuple[tuple[str, ...], tuple[str, ...], int | None, int | None]],
@@ -260,6 +263,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
         stop(found.process)
 
 
+@pytest.mark.promise("policy.default")
 @needs_munged
 def test_a_lease_has_the_values_and_their_rule(vhpcd: Vhpcd) -> None:
     nodes = allocation("n1", memory_mib=4096)

@@ -39,6 +39,7 @@ def test_all_conditions_of_a_rule_must_hold(rule: Rule, *, applies: bool) -> Non
     assert (applying((rule,), ALICE) is rule) is applies
 
 
+@pytest.mark.promise("policy.rule")
 def test_the_first_rule_that_holds_applies() -> None:
     rules = (Rule(name="gpu", partitions=("gpu",)), Rule(name="alice", users=("alice",)), Rule(name="rest"))
     assert [getattr(applying(rules, one), "name", None) for one in (ALICE, Subject("bob"))] == [

@@ -72,6 +72,7 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
         child.wait()
 
 
+@pytest.mark.promise("attack.fuse-environ")
 def test_a_process_that_cannot_be_read_does_not_hold_up_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_SCAN_S", 2.0)
     first, second = sorted(pid for pid in process._pids() if pid != os.getpid())[:2]
@@ -112,6 +113,7 @@ def test_a_reused_pid_is_not_ended() -> None:
         child.wait()
 
 
+@pytest.mark.promise("clean.pid-reuse")
 def test_a_number_that_is_a_threads_now_is_not_ended() -> None:
     """As after a reboot; pidfd_open(2) says EINVAL, or ENOENT, for it."""
     stop = threading.Event()

@@ -91,6 +91,7 @@ def test_a_guest_refused_by_qemu_is_an_alarm_without_a_drain(node: Node) -> None
     assert node.drained == []
 
 
+@pytest.mark.promise("policy.node")
 def test_an_image_that_the_nodes_policy_refuses_is_an_alarm(node: Node) -> None:
     """Only vhpcd's rules or this node's can be right: operators must know, and no node is drained."""
     rule = Rule(name="gpu")
@@ -353,6 +354,7 @@ def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_en
     assert (node.held, node.drained, node.requeued) == ([], [], [])
 
 
+@pytest.mark.promise("boot.time-limit")
 def test_a_boot_that_takes_the_whole_time_limit_is_explained(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +371,7 @@ def test_a_boot_that_takes_the_whole_time_limit_is_explained(
     assert timelimit.note(line).startswith(f"told: {text}"), "what the Epilog acknowledges"
 
 
+@pytest.mark.promise("boot.time-limit")
 def test_a_time_limit_that_ends_with_the_boot_is_explained(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

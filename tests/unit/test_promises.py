@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents say is held by a test is held by one that exists."""
+"""Each promise has a test, the list of tests is current, and tests that documents name exist."""
 
 from __future__ import annotations
 
-import ast
+import importlib.util
 import re
-import tomllib
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = re.compile(r"`((?:unit|lab|hw|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
-TARGET = re.compile(r"fuzz targets? `(fuzz_\w+)`")
+SPEC = importlib.util.spec_from_file_location("promises", ROOT / "scripts/promises.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+promises = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(promises)
 
 
-@pytest.mark.parametrize(
-    "name", ["guarantees.md", "threat-model.md", "differences.md", "performance-settings.md"]
-)
-def test_every_test_that_is_named_exists(name: str) -> None:
-    text = (ROOT / "docs" / name).read_text()
-    found = REFERENCE.findall(text)
+def test_each_promise_has_a_test_and_the_table_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert promises.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_tests_that_the_page_of_settings_names_exist() -> None:
+    found = REFERENCE.findall((ROOT / "docs/performance-settings.md").read_text())
     missing = []
     for file, test in found:
         path = ROOT / "tests" / file
@@ -29,50 +31,40 @@ def test_every_test_that_is_named_exists(name: str) -> None:
         if not re.search(rf"(?:def|void) {test}\(" if test else ".", source):
             missing.append(f"{file}::{test}")
     assert missing == []
-    assert len(found) > 3 or name == "differences.md"
+    assert len(found) > 3
 
 
-@cache
-def slow_tests(file: str) -> set[str]:
-    """Names of a file's tests that `make check` does not run: by marks, or by the list of slow tests."""
-    listed = tomllib.loads((ROOT / "tests/slow.toml").read_text())
-    module = ast.parse((ROOT / "tests" / file).read_text())
-    tests = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    marks = " ".join(
-        ast.unparse(node)
-        for node in module.body
-        if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
-    )
-    return {
-        test.name
-        for test in tests
-        if "mark.slow" in marks + " ".join(map(ast.unparse, test.decorator_list))
-        or not listed.keys().isdisjoint({file, f"{file}::{test.name}"})
-    }
-
-
-@pytest.mark.parametrize("name", ["guarantees.md", "threat-model.md", "differences.md"])
-def test_stars_mark_the_tests_that_make_check_does_not_run(name: str) -> None:
-    text = (ROOT / "docs" / name).read_text()
-    wrong = [
-        f"{file}::{test}{'' if star else '*'}"
-        for file, test, star in re.findall(r"`((?:unit|lab)/\w+\.py)::(\w+)`(\*?)", text)
-        if bool(star) != (test in slow_tests(file))
-    ]
-    assert wrong == []
-
-
-def test_every_fuzz_target_that_is_named_is_run() -> None:
+def test_fuzz_targets_that_hold_a_promise_are_run() -> None:
     script = (ROOT / "scripts/fuzz").read_text()
-    named = TARGET.findall((ROOT / "docs/threat-model.md").read_text())
+    named = re.findall(r"fuzz/(fuzz_\w+)\.", (ROOT / "docs/guarantees-tests.md").read_text())
     assert named
     assert [target for target in named if f"[{target}]=" not in script] == []
 
 
-def test_a_guarantees_test_counts_only_when_it_exists(tmp_path: Path) -> None:
-    """The pattern sees what it is to see."""
-    assert REFERENCE.findall("`lab/test_jobs.py::test_x`, `unit/test_scontrol.py`, `guest/test_a.c::b`*") == [
-        ("lab/test_jobs.py", "test_x"),
-        ("unit/test_scontrol.py", ""),
-        ("guest/test_a.c", "b"),
+def test_missing_and_unknown_keys_are_reported(tmp_path: Path) -> None:
+    for name, text in {
+        "docs/guarantees.md": "| `a.one` | One |\n| `a.two` | Two |\n",
+        "docs/threat-model.md": "Never (`attack.uids`).\n",
+        "tests/slow.toml": '"unit/test_x.py::test_slow" = "long"\n',
+        "tests/unit/test_x.py": """
+import pytest
+pytestmark = [pytest.mark.promise("attack.uids")]
+@pytest.mark.promise("a.one")
+def test_slow(): ...
+@pytest.mark.promise("a.three")
+def test_y(): ...
+""",
+        "tests/guest/test_z.c": "/* promise: a.one */\nstatic void z(void **state)\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    text, wrong = promises.table(tmp_path)
+    assert text.removeprefix(promises.HEAD) == (
+        "| `a.one` | `guest/test_z.c::z`, `unit/test_x.py::test_slow`* |\n"
+        "| `attack.uids` | `unit/test_x.py` |\n"
+    )
+    assert wrong == [
+        "a.two: no test names this key",
+        "a.three: named by `unit/test_x.py::test_y` and on no page",
     ]

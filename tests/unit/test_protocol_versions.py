@@ -49,6 +49,7 @@ def of_version(vhpcd: Vhpcd, oldest: int) -> Vhpcd:
     return Vhpcd(vhpcd.folder, vhpcd.config, environment=vhpcd.environment | {"PYTHONPATH": str(folder)})
 
 
+@pytest.mark.promise("protocol.versions")
 def test_a_newer_vhpcd_answers_in_the_version_of_the_client(vhpcd: Vhpcd) -> None:
     newer = of_version(vhpcd, older.VERSION).start()
     try:
@@ -63,6 +64,7 @@ def test_a_newer_vhpcd_answers_in_the_version_of_the_client(vhpcd: Vhpcd) -> Non
         newer.stop()
 
 
+@pytest.mark.promise("protocol.versions")
 def test_a_newer_client_speaks_the_version_of_vhpcd(vhpcd: Vhpcd, monkeypatch: pytest.MonkeyPatch) -> None:
     vhpcd.start()
     monkeypatch.setattr(older, "VERSION", NEWER)
@@ -115,6 +117,7 @@ def test_newer_fields_are_left_out_or_stop_the_message() -> None:
         older.rewrite(red, NEWER - 1, added)
 
 
+@pytest.mark.promise("disk.mount")
 @pytest.mark.parametrize("version", range(older.OLDEST, 11))
 def test_a_peer_that_ignores_mount_points_gets_no_job_with_one(version: int) -> None:
     """It would put the disk below the root; a list only shows the job."""

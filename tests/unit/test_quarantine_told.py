@@ -53,6 +53,7 @@ def shown(vhpcd: Vhpcd) -> list[tuple[str, str, str]]:
     return [(one.node, device.address, device.reason) for one in found for device in one.devices]
 
 
+@pytest.mark.promise("devices.shown")
 @needs_munged
 def test_a_device_is_shown_until_it_is_cleared(vhpcd: Vhpcd, node: Config) -> None:
     layout = Layout(node)
@@ -69,6 +70,7 @@ def test_a_device_is_shown_until_it_is_cleared(vhpcd: Vhpcd, node: Config) -> No
     assert shown(vhpcd) == []
 
 
+@pytest.mark.promise("devices.shown")
 @needs_munged
 def test_a_vhpcd_that_is_away_is_told_later(vhpcd: Vhpcd, node: Config) -> None:
     layout = Layout(node)

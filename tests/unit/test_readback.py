@@ -64,6 +64,7 @@ def proof(site: Site, job_id: int) -> Proof:
     return found
 
 
+@pytest.mark.promise("fabric.readback")
 def test_a_start_reads_the_tables_of_its_ports_only(
     site: Site, fabric: SimulatedFabric, asked: list[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_an_end_reads_all_tables(site: Site, fabric: SimulatedFabric, asked: lis
     assert sets(fabric) == holding()
 
 
+@pytest.mark.promise("fabric.readback")
 def test_tables_that_were_read_too_long_ago_prove_nothing(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, asked: list[str]
 ) -> None:
@@ -94,6 +96,7 @@ def test_tables_that_were_read_too_long_ago_prove_nothing(
     assert (found.scanned, found.earlier) == (ALL, 0)
 
 
+@pytest.mark.promise("fabric.readback")
 def test_a_port_that_had_the_key_before_is_read_again(
     site: Site, fabric: SimulatedFabric, asked: list[str]
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_port_that_had_the_key_before_is_read_again(
     assert site.open(2, "n1").lease.network.pkey == 0x1001
 
 
+@pytest.mark.promise("fabric.readback")
 def test_a_key_that_a_port_gets_afterwards_is_seen_by_the_audit(site: Site, fabric: SimulatedFabric) -> None:
     fabric.write_table(STRANGER, 0x7FFF, 0x9000)
     site.open(1, "n1")
@@ -114,6 +118,7 @@ def test_a_key_that_a_port_gets_afterwards_is_seen_by_the_audit(site: Site, fabr
     assert sets(fabric) == holding((0x1000, 1))
 
 
+@pytest.mark.promise("fabric.readback")
 def test_a_port_of_the_job_without_its_key_proves_nothing(
     site: Site, fabric: SimulatedFabric, asked: list[str]
 ) -> None:
@@ -139,6 +144,7 @@ def test_a_port_that_does_not_answer_any_more_proves_nothing(
     assert asked[:2] == ["ports", "scan"]
 
 
+@pytest.mark.promise("fabric.readback")
 def test_a_port_is_not_taken_for_the_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

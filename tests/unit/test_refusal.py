@@ -128,6 +128,7 @@ def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
     )
 
 
+@pytest.mark.promise("user.limits")
 def test_an_own_image_that_is_refused_is_no_alarm() -> None:
     libvirt: Any = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
     err = DomainRefusedError("cannot start the guest", "internal error: odd", "see QEMU's log")
@@ -230,6 +231,7 @@ OF_THE_NODE = {
 GUEST_OF_THE_NODE = {"index", "hostname", "paths"}
 
 
+@pytest.mark.promise("boot.refused")
 def test_each_field_of_a_guest_is_the_jobs_or_the_nodes() -> None:
     for kind, wishes, of_the_node in (
         (DomainSpec, WISHES, OF_THE_NODE),
@@ -239,6 +241,7 @@ def test_each_field_of_a_guest_is_the_jobs_or_the_nodes() -> None:
         assert not wishes.keys() & of_the_node
 
 
+@pytest.mark.promise("boot.refused")
 @pytest.mark.parametrize("name", [*WISHES, *GUEST_WISHES])
 def test_the_small_guest_keeps_no_wish_of_the_job(name: str) -> None:
     if name in WISHES:
@@ -284,6 +287,7 @@ def test_a_guest_that_starts_is_started_once() -> None:
     assert [vcpus(domain) for domain in libvirt.made] == [256]
 
 
+@pytest.mark.promise("place.many-vcpus")
 @pytest.mark.parametrize(
     ("case", "kvm", "most", "qemu", "refused"),
     [

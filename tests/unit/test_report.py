@@ -163,6 +163,7 @@ def test_a_refusal_is_said_once() -> None:
     assert [entry for entry in said if entry[1] == "too small"] == [("vhpcd", "too small")]
 
 
+@pytest.mark.promise("attack.report")
 def test_html_has_no_markup_of_others() -> None:
     text = reporthtml.render(found(HOSTILE))
     page = Page(text)
@@ -176,6 +177,7 @@ def test_html_has_no_markup_of_others() -> None:
     assert "".join(page.texts).count(shown) >= 4, "name, stage, node's line and acknowledgement are shown"
 
 
+@pytest.mark.promise("attack.report")
 def test_html_is_whole_by_itself() -> None:
     text = reporthtml.render(found())
     addresses = set(re.findall(r"https?://[^\"' <]+", text))

@@ -99,6 +99,7 @@ def test_a_look_at_a_lease_reads_no_list_of_nodes(engine: str, tmp_path: Path) -
     store.close()
 
 
+@pytest.mark.promise("net.ack-cost")
 @pytest.mark.parametrize("first_ends", [False, True])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_acknowledgement_reads_no_list_of_nodes(engine: str, tmp_path: Path, *, first_ends: bool) -> None:

@@ -60,6 +60,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str) -> None:
     monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
 
 
+@pytest.mark.promise("munge.silent", "attack.munged")
 def test_a_requeue_waits_for_a_slurm_that_is_silent(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_requeue_waits_for_a_slurm_that_is_silent(
     assert node.state == {}
 
 
+@pytest.mark.promise("munge.silent", "attack.munged")
 @pytest.mark.parametrize(("line", "seconds"), [("PrologEpilogTimeout=120", 120), ("", 300)])
 def test_a_requeue_ends_before_slurm_ends_the_prolog(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, seconds: int
@@ -87,6 +89,7 @@ def test_a_requeue_ends_before_slurm_ends_the_prolog(
     assert node.comments == [(42, f"vhpc: {NO_VHPCD.line()}; {tried}; submit it again")]
 
 
+@pytest.mark.promise("munge.silent")
 def test_a_job_without_requeue_gets_its_lease_in_the_end(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

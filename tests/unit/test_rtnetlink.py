@@ -46,6 +46,7 @@ def kernel(tmp_path: Path) -> FakeRtnetlink:
     return found
 
 
+@pytest.mark.promise("vf.netlink")
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda one: one["command"])
 def test_requests_are_those_of_iproute2_to_the_byte(recorded: dict[str, str]) -> None:
     attribute = SAME[recorded["command"].removeprefix("ip link set dev lo ")]

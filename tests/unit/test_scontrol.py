@@ -155,6 +155,7 @@ FORGED = (
 )
 
 
+@pytest.mark.promise("attack.job-name")
 @EVERY
 @pytest.mark.parametrize("head", ["", "ArrayJobId=1 ArrayTaskId=1 ", "HetJobId=1 HetJobOffset=1 "])
 def test_a_name_that_holds_a_whole_record_is_the_user_s_error(version: str, head: str) -> None:

@@ -29,6 +29,8 @@ from vhpc_slurm.fabric.numbers import VLANS, KeyPool
 from vhpc_slurm.fabric.segment_pool import SegmentPool
 from vhpc_slurm.model import Generation, Lease, LeaseState, Segment
 
+pytestmark = pytest.mark.promise("net.vni")
+
 # --- who has a network ------------------------------------------------------------------------------
 
 
@@ -63,6 +65,7 @@ def test_a_job_that_is_larger_than_the_network_is_refused(tmp_path: Path) -> Non
     assert refused.refusal.startswith("a job network here has room for 2 guests, the job has 4")
 
 
+@pytest.mark.promise("net.multicast")
 def test_multicast_is_for_jobs_up_to_the_sites_limit(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", replace_network(multicast_guests=2))
     allowed = site.open(1, "n1", "n2", network="job,multicast").segment

@@ -78,6 +78,7 @@ def test_each_guest_has_ports_of_its_own_where_they_are_of_a_map() -> None:
         policy.plan(GENERATION, replace(TWO, guests_per_node=3), allocation("n1", "n2"), KeySnapshot(0))
 
 
+@pytest.mark.promise("place.guests")
 def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     what = two_guests(gpus(0, 1), vfs(2))
     plan, snapshot = prepare(rig, what)

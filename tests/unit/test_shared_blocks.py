@@ -60,6 +60,7 @@ def image_of(layout: Layout, size: int) -> ImageIdentity:
     return with_root(layout, random.Random(1).randbytes(size))
 
 
+@pytest.mark.promise("store.reflink")
 @needs_root
 @needs_btrfs
 def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: Layout) -> None:
@@ -77,6 +78,7 @@ def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: L
     assert hashlib.sha256(staged.root.read_bytes()).hexdigest() == image.manifest.root.sha256
 
 
+@pytest.mark.promise("store.reflink")
 @needs_root
 @needs_btrfs
 def test_shared_blocks_are_verified_like_a_copy(btrfs: Path, layout: Layout) -> None:
@@ -118,6 +120,7 @@ def test_a_copy_has_the_bytes_and_never_replaces_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.promise("disk.full-kernel")
 @needs_root
 def test_a_kernel_without_room_in_the_run_folder_drains_nothing(layout: Layout) -> None:
     """On a file system of 40 MiB, as a small /run."""
@@ -146,6 +149,7 @@ def test_a_kernel_without_room_in_the_run_folder_drains_nothing(layout: Layout) 
         subprocess.run(["umount", str(run)], check=True)
 
 
+@pytest.mark.promise("disk.full-kernel")
 @needs_root
 def test_a_run_folder_that_becomes_full_drains_nothing(
     layout: Layout, monkeypatch: pytest.MonkeyPatch

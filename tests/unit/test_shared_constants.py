@@ -244,6 +244,7 @@ def test_disks_have_the_same_least_size(constants: dict[str, int]) -> None:
     assert constants["VHPC_DISK_MIN_MIB"] == MIN_DISK_MIB
 
 
+@pytest.mark.promise("disk.mount")
 def test_mount_points_of_disks_are_the_same(constants: dict[str, int], tmp_path: Path) -> None:
     assert constants["VHPC_MOUNT_POINT_MAX"] == MOUNT_POINT_MAX
     reserved = [*PLACES, *TREES, *(f"{tree}/a" for tree in TREES)]

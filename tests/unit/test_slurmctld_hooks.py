@@ -212,6 +212,7 @@ def test_the_comment_is_set_for_this_job_alone(
     assert controller.commented == name
 
 
+@pytest.mark.promise("image.digest")
 def test_a_pinned_image_reaches_the_lease_by_its_digest(
     config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ TAKEN_OUT = frozenset({0x1000})
 # --- UFM ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("fabric.pool")
 def test_ufm_removes_a_key_that_left_the_pool_with_its_job(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:
     assert site.open(1, "n1", "n2").lease.network.pkey == 0x1000
     again = Site(ufm, tmp_path, reserved=TAKEN_OUT)
@@ -64,6 +65,7 @@ def test_a_start_survives_a_key_that_left_the_pool(site: Site, ufm: FakeUfm, tmp
     assert again.states() == {1: "quarantine", 2: "active"}
 
 
+@pytest.mark.promise("fabric.pool")
 def test_a_site_that_reserves_its_own_key_gets_it(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path, timeout_s=1.0)
     site.open(1, "n1")
@@ -93,6 +95,7 @@ def test_a_lost_port_of_a_job_returns_outside_the_pool(site: Site, ufm: FakeUfm,
 # --- OpenSM, and a static pool --------------------------------------------------------------------
 
 
+@pytest.mark.promise("fabric.pool")
 @needs_simulator
 def test_a_site_s_partition_waits_until_the_job_has_ended(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path

@@ -65,6 +65,7 @@ def test_discovery_counts_for_the_next_scan_only(
     assert asked == [b"tables", b"scan", b"scan"]
 
 
+@pytest.mark.promise("fabric.audit")
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
 def test_a_slow_fabric_hides_no_port(fabric: SimulatedFabric, reader: FabricReader, seconds: float) -> None:
     assert found(reader.scan(60.0)) == NOBODY

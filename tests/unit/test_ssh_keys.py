@@ -99,6 +99,7 @@ def test_all_nodes_that_take_the_lease_get_the_same_keys(tmp_path: Path, made: l
     assert again.run(take("n2"))[0].ssh == made[0], "after a restart, too"
 
 
+@pytest.mark.promise("attack.ssh-keys")
 def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path, made: list[SshKeys]) -> None:
     vhpcd = Vhpcd(tmp_path / "leases")
     lease = vhpcd.open("n1", "n2")
@@ -115,6 +116,7 @@ def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path, made: l
     assert record.lease.ssh is None
 
 
+@pytest.mark.promise("attack.ssh-keys")
 @pytest.mark.parametrize("end", ["ended", "requeued", "pruned"])
 def test_keys_are_deleted_when_the_generation_ends(tmp_path: Path, made: list[SshKeys], end: str) -> None:
     vhpcd = Vhpcd(tmp_path / "leases")

@@ -188,6 +188,7 @@ while True:
 """
 
 
+@pytest.mark.promise("db.durable", "db.mariadb")
 def test_kill_9_at_any_moment_leaves_a_consistent_state(leases_at: Place) -> None:
     chance = random.Random(7)
     said: list[str] = []

@@ -115,6 +115,7 @@ def test_a_copy_has_all_rows_and_says_the_same(source: Place, target: Place) -> 
     new.close()
 
 
+@pytest.mark.promise("db.copy")
 def test_a_target_that_has_leases_is_left_alone(source: Place, target: Place) -> None:
     old, new = open_at(source), open_at(target)
     filled(old)
@@ -126,6 +127,7 @@ def test_a_target_that_has_leases_is_left_alone(source: Place, target: Place) ->
     new.close()
 
 
+@pytest.mark.promise("db.copy")
 def test_a_row_that_differs_leaves_the_target_empty(
     source: Place, target: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ leasedatabase.copy(config, "mariadb")
 """
 
 
+@pytest.mark.promise("db.copy")
 @pytest.mark.parametrize("engine", [mariadb])
 def test_kill_9_of_a_copy_leaves_all_or_nothing(engine: str, tmp_path: Path) -> None:
     found = place(engine, tmp_path)

@@ -82,6 +82,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.promise("db.damaged")
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_database_is_not_opened_and_said_to_be_one(
     database: Path, damage: Callable[[Path], None]
@@ -94,6 +95,7 @@ def test_a_damaged_database_is_not_opened_and_said_to_be_one(
     assert "disk full" not in caught.value.line()
 
 
+@pytest.mark.promise("db.damaged")
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 @pytest.mark.parametrize("name", ["pages", "text", "a lease that is no JSON"])
 def test_vhpcd_does_not_start_on_it_and_says_why_in_one_line(
@@ -120,6 +122,7 @@ def running(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
         stop(vhpcd.process)
 
 
+@pytest.mark.promise("db.damaged")
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 def test_a_fault_in_vhpcd_is_told_to_clients_and_logged_once(running: Vhpcd) -> None:
     running.client.open_generation(request(1), allocation())
@@ -133,6 +136,7 @@ def test_a_fault_in_vhpcd_is_told_to_clients_and_logged_once(running: Vhpcd) -> 
     assert len(running.client.leases()) == 1, "it goes on when that is over"
 
 
+@pytest.mark.promise("db.damaged")
 def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "db")
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()

@@ -61,6 +61,7 @@ def jobs(database: Database) -> list[int]:
 # --- connections that end -------------------------------------------------------------------------
 
 
+@pytest.mark.promise("db.mariadb")
 @pytest.mark.parametrize("word", [b"BEGIN", b"UPDATE vhpc_writer", b"INSERT INTO key_claim", b"COMMIT"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_cut_connection_makes_each_change_exactly_once(
@@ -156,6 +157,7 @@ def test_an_idle_session_that_the_server_ended_is_replaced(mariadb_settings: Dat
 # --- transactions that the server undoes ----------------------------------------------------------
 
 
+@pytest.mark.promise("db.mariadb")
 def test_a_deadlock_is_tried_again_and_nothing_is_done_twice(mariadb_settings: Database) -> None:
     store = MariaStore(mariadb_settings, ME)
     writer = Writer(store)
@@ -267,6 +269,7 @@ def test_an_undone_part_takes_no_claim_with_it(mariadb_settings: Database) -> No
 # --- which vhpcd writes ---------------------------------------------------------------------------
 
 
+@pytest.mark.promise("ha.replaced")
 def test_a_vhpcd_that_was_replaced_changes_nothing(mariadb_settings: Database) -> None:
     old = MariaStore(mariadb_settings, ME, "here:1")
     add_alone(old, 1)
@@ -291,6 +294,7 @@ def add_alone(store: MariaStore, job: int) -> None:
         add(store, job)
 
 
+@pytest.mark.promise("ha.replaced")
 def test_a_vhpcd_of_another_host_that_runs_is_left_alone(mariadb_settings: Database) -> None:
     first = MariaStore(mariadb_settings, ME, "first:7")
     with pytest.raises(FabricError, match=r"another vhpcd uses the database: first:7 wrote to it \d s ago"):
@@ -320,6 +324,7 @@ while True:
 """
 
 
+@pytest.mark.promise("db.mariadb")
 def test_kill_9_of_the_server_loses_nothing_confirmed(run_dir: str) -> None:
     server = Server(Path(run_dir)).start()
     settings = server.database()

@@ -19,6 +19,7 @@ from vhpc_slurm.errors import FabricError
 pytestmark = pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
 
 
+@pytest.mark.promise("db.unsafe")
 @pytest.mark.parametrize(
     ("change", "back", "why"),
     [
@@ -84,6 +85,7 @@ def test_a_missing_database_or_right_is_said_to_be_so(mariadb_settings: Database
         MariaStore(msgspec.structs.replace(mariadb_settings, socket="/nonexistent"), ME)
 
 
+@pytest.mark.promise("attack.database-password")
 def test_passwords_come_from_a_file_that_others_cannot_read(
     mariadb_settings: Database, tmp_path: Path
 ) -> None:

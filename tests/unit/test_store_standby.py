@@ -22,7 +22,10 @@ from vhpc_slurm.controller.store.standby import Standby
 from vhpc_slurm.controller.store.writership import STEP_DOWN_S, TAKEOVER_S, FencedError
 from vhpc_slurm.errors import FabricError
 
-pytestmark = pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
+pytestmark = [
+    pytest.mark.promise("ha.one-active"),
+    pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT),
+]
 
 
 class Clock:
@@ -133,6 +136,7 @@ def test_two_standbys_never_both_take_over(settings: Database, clock: Clock) -> 
     assert [one.take() is not None for one in others] == [True, False, False]
 
 
+@pytest.mark.promise("ha.takeover")
 def test_a_vhpcd_frozen_in_a_transaction_is_replaced_in_time(settings: Database, clock: Clock) -> None:
     old, other = taken(standby(settings, "a:1", clock)), standby(settings, "b:1", clock)
     assert other.take() is None

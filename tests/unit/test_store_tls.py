@@ -84,6 +84,7 @@ def test_the_server_with_the_right_certificate_is_used(remote: Database) -> None
     MariaStore(remote, ME).close()
 
 
+@pytest.mark.promise("attack.database-server")
 def test_another_authority_or_name_is_refused(remote: Database) -> None:
     other = str(Path(remote.tls_ca).with_name("other.pem"))
     with pytest.raises(FabricError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -92,6 +93,7 @@ def test_another_authority_or_name_is_refused(remote: Database) -> None:
         MariaStore(msgspec.structs.replace(remote, host="127.0.0.1"), ME)
 
 
+@pytest.mark.promise("keys.renew")
 def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) -> None:
     """vhpcd goes on: its connection is lost with the server, and a new one reads the file."""
     with mariadb_server.mariadb_server() as server:
@@ -116,6 +118,7 @@ def test_a_server_that_wants_tls_gets_no_clear_text(remote: Database) -> None:
         MariaStore(msgspec.structs.replace(remote, tls_ca=""), ME)
 
 
+@pytest.mark.promise("attack.database-server")
 def test_a_server_without_tls_gets_no_password(remote: Database) -> None:
     """A false server asks for the password in clear text, and offers no TLS."""
     got: list[bytes] = []

@@ -160,6 +160,7 @@ class Month:
         assert kept <= {job for job, _ in shown}, "not a week old"
 
 
+@pytest.mark.promise("net.thirty-days")
 def test_thirty_days_of_jobs_clock_steps_and_restarts(tmp_path: Path) -> None:
     month = Month(tmp_path / "leases.sqlite", seed=30)
     for _ in range(TICKS):

@@ -105,6 +105,7 @@ def test_public_keys_belong_to_the_private_ones() -> None:
     assert private[0].exchange(public[1]) == private[1].exchange(public[0]), "two nodes agree on a secret"
 
 
+@pytest.mark.promise("attack.tunnel-key")
 def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path) -> None:
     vhpcd = Vhpcd(tmp_path / "leases")
     vhpcd.open("n1", "n2")
@@ -116,6 +117,7 @@ def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path) -> None
     assert taken.tunnel.private_key.encode() in msgspec.json.encode(taken), "to the node it is sent"
 
 
+@pytest.mark.promise("attack.tunnel-key")
 @pytest.mark.parametrize("end", ["ended", "requeued"])
 def test_keys_are_deleted_when_the_generation_ends(tmp_path: Path, end: str) -> None:
     vhpcd = Vhpcd(tmp_path / "leases")
@@ -176,6 +178,7 @@ class OldAnswer(Wire, frozen=True, tag="lease"):
     ssh: SshKeys | None = None
 
 
+@pytest.mark.promise("net.wireguard-only")
 def test_older_nodes_read_other_leases_and_refuse_encrypted_ones(tmp_path: Path) -> None:
     plain = Vhpcd(tmp_path / "plain", msgspec.structs.replace(SITE, encryption="none"))
     plain.open("n1", "n2")
@@ -245,6 +248,7 @@ def test_a_job_of_one_node_has_no_tunnel() -> None:
     assert found == NodeSegment(VNI, 7634, "192.0.2.1", "vhpcb5000", "vhpcx5000")
 
 
+@pytest.mark.promise("net.wireguard-only")
 @pytest.mark.parametrize("what", ["none", "short", "few"])
 def test_a_node_without_valid_keys_creates_no_network(what: str) -> None:
     pairs = tunnel_keys.make(2)
@@ -259,6 +263,7 @@ def test_a_node_without_valid_keys_creates_no_network(what: str) -> None:
     assert pairs.private_keys[0][1:20] not in caught.value.line()
 
 
+@pytest.mark.promise("net.wireguard-only")
 def test_a_node_that_demands_encryption_refuses_a_plain_segment() -> None:
     lease = lease_of(1, VNI, "n1", "n2")
     work = SimpleNamespace(
@@ -268,6 +273,7 @@ def test_a_node_that_demands_encryption_refuses_a_plain_segment() -> None:
         boot.connect(cast(Boot, work))
 
 
+@pytest.mark.promise("net.wireguard-only")
 def test_without_nftables_there_is_no_encrypted_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "find", lambda _program: None)
     monkeypatch.setattr(segment, "found", lambda *_: [])

@@ -45,6 +45,7 @@ def test_a_change_that_is_there_costs_no_write(site: Site, ufm: FakeUfm) -> None
     assert len(ufm.writes()) == before
 
 
+@pytest.mark.promise("ufm.database")
 def test_a_database_from_yesterday_changes_nothing(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path)
     site.open(1, "n1")
@@ -63,6 +64,7 @@ def test_a_database_from_yesterday_changes_nothing(ufm: FakeUfm, tmp_path: Path)
     site.backend.validate(site.snapshot)
 
 
+@pytest.mark.promise("ufm.database")
 def test_an_empty_database_takes_no_key_from_a_job(ufm: FakeUfm, tmp_path: Path) -> None:
     Site(ufm, tmp_path).open(1, "n1")
     new = Site(ufm, tmp_path, database="new")

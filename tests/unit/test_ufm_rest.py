@@ -74,6 +74,7 @@ def test_ports_have_their_key_only_while_the_job_runs(
     assert set(ufm.keys) == {MARK}
 
 
+@pytest.mark.promise("ufm.proof")
 def test_what_ufm_shows_and_no_port_has_is_no_proof(
     managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) 
     assert site.states() == {1: "quarantine"}
 
 
+@pytest.mark.promise("ufm.proof")
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -187,6 +189,7 @@ def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> N
     assert site.states() == {1: "applied", 2: "active"}
 
 
+@pytest.mark.promise("ufm.proof")
 def test_a_key_that_does_not_go_stays_the_job_s(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path, timeout_s=1.0)
     site.open(1, "n1")
@@ -286,6 +289,7 @@ def test_a_certificate_of_another_ca_is_refused(ufm: FakeUfm, tmp_path: Path) ->
     assert site.client.version() == "6.22.1-3"
 
 
+@pytest.mark.promise("keys.renew")
 def test_a_renewed_ca_is_used_without_a_restart(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:
     assert site.client.version() == "6.22.1-3"
     old = (tmp_path / "ca.pem").read_bytes()

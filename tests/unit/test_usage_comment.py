@@ -136,6 +136,7 @@ def deliver(site: Config, vhpcd: Vhpcd, folder: Path, *acks: Acknowledgement) ->
 # --- AdminComment -------------------------------------------------------------------
 
 
+@pytest.mark.promise("usage.seff")
 def test_the_last_node_writes_the_sum_behind_what_is_there(site: Config, tmp_path: Path) -> None:
     there = f"{IMAGE}; a console could not be written: |x|"
     record(tmp_path, f"7|7|COMPLETED|12|4|alice|{there}")

@@ -191,6 +191,7 @@ def test_ps_shows_what_ended_jobs_have_used(vhpcd: Vhpcd, capsys: pytest.Capture
     assert "GiB" not in second
 
 
+@pytest.mark.promise("attack.user-view")
 @root
 @needs_munged
 def test_users_read_what_their_own_jobs_have_used(vhpcd: Vhpcd) -> None:

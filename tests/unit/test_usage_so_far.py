@@ -129,6 +129,7 @@ def test_the_end_removes_what_was_said_before() -> None:
     assert shown(known, 43, state=LeaseState.RELEASED) == []
 
 
+@pytest.mark.promise("usage.running")
 def test_older_peers_get_messages_without_it() -> None:
     """Of protocol 10, whose messages revision 9c81484 has; it refuses fields that it does not know."""
 
@@ -187,6 +188,7 @@ def of_nodes(vhpcd: Vhpcd, job_id: int = 42) -> tuple[dict[str, int | None], dic
     )
 
 
+@pytest.mark.promise("usage.running")
 @needs_munged
 def test_the_end_of_a_node_replaces_what_it_has_said(vhpcd: Vhpcd) -> None:
     client, generation = vhpcd.client, running(vhpcd)

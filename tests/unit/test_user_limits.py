@@ -50,6 +50,7 @@ def say(helpers: Helpers, text: str) -> None:
 
 
 # virtiofsd 1.13.2 with a low RLIMIT_NOFILE, and the text of errno(3) in Rust's and in C's form
+@pytest.mark.promise("user.limits")
 @pytest.mark.parametrize(
     ("said", "limit"),
     [
@@ -92,6 +93,7 @@ def test_other_ends_of_a_daemon_are_not_the_users(helpers: Helpers, said: str) -
     assert helpers.exhausted() is None
 
 
+@pytest.mark.promise("user.limits")
 def test_used_up_epoll_watches_are_found_by_a_trial(
     helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

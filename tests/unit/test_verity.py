@@ -286,6 +286,7 @@ def site_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hashed: bool) ->
     return site
 
 
+@pytest.mark.promise("image.verity")
 def test_new_images_have_their_own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_of(tmp_path, monkeypatch, hashed=True)
     for made in (site.run(), site.save()):

@@ -56,6 +56,7 @@ def test_an_infiniband_vf_is_set_while_it_is_off(rig: Rig) -> None:
     assert (port.node_guid, port.port_guid, port.state) == (PARKED_GUID, PARKED_GUID, 2)
 
 
+@pytest.mark.promise("vf.readback")
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -215,6 +216,7 @@ def test_a_vf_has_guids_after_vfio_and_loses_them_before_reset(rig: Rig) -> None
     assert port.state == 2
 
 
+@pytest.mark.promise("vf.readback")
 def test_a_vf_that_keeps_its_guid_is_quarantined(rig: Rig) -> None:
     function = rig.vfs[0]
     take(rig, function).close()

@@ -114,6 +114,7 @@ def test_doctor_shows_node_alarms_one_line_for_each_cause(vhpcd: Vhpcd) -> None:
     assert "guests of 2 jobs were refused on n2, last of job 43 0.0 h ago: QEMU says no" in found[0].what
 
 
+@pytest.mark.promise("image.same", "attack.image-swap")
 def test_a_moved_name_does_not_move_the_lease(vhpcd: Vhpcd) -> None:
     first = vhpcd.client.open_generation(request(), allocation())
     digest = publish(vhpcd.folder / "catalog", replace(manifest(), description="newer"))
@@ -217,6 +218,7 @@ def test_a_client_outlives_a_restart_of_vhpcd(stopped: Vhpcd) -> None:
         assert asked.result().version
 
 
+@pytest.mark.promise("db.durable")
 def test_leases_and_waiting_nodes_survive_a_restart(vhpcd: Vhpcd) -> None:
     lease = vhpcd.client.open_generation(request(), allocation())
     with ThreadPoolExecutor(1) as pool:
@@ -314,6 +316,7 @@ def test_version_is_said() -> None:
 # --- reconciling -----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("clock.step")
 def test_reconciliation_ends_and_requeues_as_slurm_says(stopped: Vhpcd) -> None:
     now = time.time()
     service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
@@ -362,6 +365,7 @@ def test_reconciliation_ends_and_requeues_as_slurm_says(stopped: Vhpcd) -> None:
     assert service.look(1, 0).lease.state is LeaseState.READY, "no answer is no answer"  # type: ignore[union-attr]
 
 
+@pytest.mark.promise("slurm.private-data")
 def test_a_lease_survives_one_job_list_without_its_job(
     stopped: Vhpcd, caplog: pytest.LogCaptureFixture
 ) -> None:

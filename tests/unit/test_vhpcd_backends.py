@@ -83,6 +83,7 @@ def test_a_refused_ufm_token_blocks_jobs_until_replaced(
         assert TOKEN not in vhpcd.log
 
 
+@pytest.mark.promise("fabric.standby")
 def test_a_takeover_under_a_running_vhpcd_costs_no_job_its_key(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:

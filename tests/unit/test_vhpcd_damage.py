@@ -38,6 +38,7 @@ def noticed(vhpcd: Vhpcd) -> int:
 DAMAGE = [(text.encode(), does) for text, _, _, does in BAD]
 
 
+@pytest.mark.promise("fabric.file")
 @pytest.mark.parametrize(
     "damage", [*(text for text, _ in DAMAGE), None], ids=[*(f"{row}" for row in range(len(DAMAGE))), "gone"]
 )

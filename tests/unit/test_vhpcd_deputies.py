@@ -72,6 +72,7 @@ def test_reports_and_usage_of_others_stay_hidden(vhpcd: Vhpcd) -> None:
         as_uid(WEB, lambda: client.usage(42))
 
 
+@pytest.mark.promise("attack.deputy")
 @pytest.mark.parametrize("asker", [OWNER, NOBODY])
 def test_no_other_user_asks_for_others(vhpcd: Vhpcd, asker: int) -> None:
     opened(vhpcd, 42, "games")
@@ -79,6 +80,7 @@ def test_no_other_user_asks_for_others(vhpcd: Vhpcd, asker: int) -> None:
         jobs_of(vhpcd, OWNER, asker)
 
 
+@pytest.mark.promise("attack.deputy")
 @pytest.mark.parametrize("body", [wire.AskStatus(), wire.Fence(node="n1"), wire.TellFabric()])
 def test_a_deputy_sends_nothing_else(vhpcd: Vhpcd, body: wire.Request) -> None:
     client = vhpcd.client
@@ -89,6 +91,7 @@ def test_a_deputy_sends_nothing_else(vhpcd: Vhpcd, body: wire.Request) -> None:
         wire.read_request(wire.Envelope("request", wire.VERSION, "0" * 32, msgspec.Raw(wrapped)))
 
 
+@pytest.mark.promise("attack.web-load")
 def test_each_user_of_a_deputy_has_a_rate(vhpcd: Vhpcd) -> None:
     opened(vhpcd, 42, "games")
     client = ControllerClient(vhpcd.config, as_uid=OWNER)

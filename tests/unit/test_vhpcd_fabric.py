@@ -52,6 +52,7 @@ def test_jobs_have_their_keys_while_they_run_and_none_afterwards(
     wait_for(lambda: states(vhpcd) == {1: "quarantine", 2: "quarantine"}, "not released")
 
 
+@pytest.mark.promise("fabric.no-wait")
 def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     ready = opened(vhpcd, 1)
     os.kill(fabric.opensm.pid, signal.SIGSTOP)
@@ -74,6 +75,7 @@ def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: Simulated
         os.kill(fabric.opensm.pid, signal.SIGCONT)
 
 
+@pytest.mark.promise("fabric.sweeps")
 def test_a_hundred_jobs_cost_three_sweeps_and_three_to_end(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -99,6 +101,7 @@ def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
     return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
 
 
+@pytest.mark.promise("fabric.open")
 def test_a_fabric_that_stays_open_is_unsafe_and_gives_no_key(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -171,6 +174,7 @@ def test_vhpcd_killed_again_and_again_comes_to_the_same_end(vhpcd: Vhpcd, fabric
     assert sets(fabric) == NOBODY
 
 
+@pytest.mark.promise("fabric.old-database")
 def test_yesterday_s_database_takes_no_key_away(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     opened(vhpcd, 1)
     vhpcd.stop()
@@ -191,6 +195,7 @@ def test_yesterday_s_database_takes_no_key_away(vhpcd: Vhpcd, fabric: SimulatedF
 # --- lost nodes and tombstones --------------------------------------------------------------------
 
 
+@pytest.mark.promise("fabric.tombstone")
 def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
     tmp_path: Path,
     daemon: Munged,

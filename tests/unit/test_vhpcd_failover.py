@@ -66,6 +66,7 @@ def test_several_vhpcd_need_a_database_server() -> None:
         Config(controller=Settings(backup_hosts=("ctl2",)))
 
 
+@pytest.mark.promise("ha.takeover")
 def test_after_kill_9_the_standby_takes_over(pair: Pair) -> None:
     pair.open()
     pair.first.kill()
@@ -105,6 +106,7 @@ def test_a_vhpcd_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
     assert pair.jobs() == [1, 2]
 
 
+@pytest.mark.promise("ha.thawed")
 def test_a_thawed_vhpcd_changes_nothing_and_is_a_standby(pair: Pair) -> None:
     pair.open()
     pair.first.signal(signal.SIGSTOP)
@@ -119,6 +121,7 @@ def test_a_thawed_vhpcd_changes_nothing_and_is_a_standby(pair: Pair) -> None:
     assert pair.first.process.poll() is None, "the process goes on"
 
 
+@pytest.mark.promise("ha.thawed")
 def test_an_answer_of_a_thawed_vhpcd_never_counts(pair: Pair) -> None:
     """Requests that wait in its connections are answered by the thaw, if at all."""
     pair.open()
@@ -144,6 +147,7 @@ def test_an_answer_of_a_thawed_vhpcd_never_counts(pair: Pair) -> None:
     assert pair.jobs() == [1]
 
 
+@pytest.mark.promise("ha.takeover")
 def test_one_cut_from_the_database_ends_before_another_begins(pair: Pair) -> None:
     pair.open()
     pair.first.cut(off=True)
@@ -156,6 +160,7 @@ def test_one_cut_from_the_database_ends_before_another_begins(pair: Pair) -> Non
     assert pair.jobs() == [1, 2, 3]
 
 
+@pytest.mark.promise("ha.takeover")
 def test_a_database_that_returns_late_is_used_at_once(pair: Pair) -> None:
     pair.open()
     pair.first.cut(off=True)
@@ -168,6 +173,7 @@ def test_a_database_that_returns_late_is_used_at_once(pair: Pair) -> None:
     assert pair.jobs() == [1, 2]
 
 
+@pytest.mark.promise("ha.one-active")
 def test_starts_during_takeovers_get_one_lease_each(pair: Pair) -> None:
     leases: dict[int, Lease] = {}
 
@@ -191,6 +197,7 @@ def test_starts_during_takeovers_get_one_lease_each(pair: Pair) -> None:
     assert pair.jobs() == sorted(leases)
 
 
+@pytest.mark.promise("ha.thawed")
 def test_a_node_refuses_epochs_lower_than_it_has_seen(pair: Pair) -> None:
     pair.open()
     kept = Path(pair.config.paths.state) / "vhpcd-epoch"

@@ -86,6 +86,7 @@ def writes_of_first(ufm: FakeUfm) -> int:
     return ufm.writers.count(TOKEN)
 
 
+@pytest.mark.promise("fabric.fence")
 def test_keys_at_ufm_are_those_of_leases_after_a_takeover(
     pair: Pair, ufm: FakeUfm, fabric: SimulatedFabric
 ) -> None:
@@ -102,6 +103,7 @@ def test_keys_at_ufm_are_those_of_leases_after_a_takeover(
     assert pair.second.times_active() == 1
 
 
+@pytest.mark.promise("fabric.fence")
 def test_a_change_that_arrives_after_the_takeover_is_undone(
     pair: Pair, ufm: FakeUfm, fabric: SimulatedFabric
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_change_that_arrives_after_the_takeover_is_undone(
     assert Start(pair, 3).ready().network.pkey == 0x1002, "a key that was late is still reserved"
 
 
+@pytest.mark.promise("fabric.fence")
 def test_a_thawed_vhpcd_sends_no_change_to_ufm(pair: Pair, ufm: FakeUfm, fabric: SimulatedFabric) -> None:
     first = Start(pair, 1).ready()
     ufm.fail("POST", "late", pkey=0x1001)

@@ -76,6 +76,7 @@ def test_clients_are_told_that_the_server_is_away(vhpcd: Vhpcd, proxy: Proxy) ->
     assert sorted(one.lease.generation.job_id for one in vhpcd.client.leases()) == [1, 2]
 
 
+@pytest.mark.promise("db.unsafe")
 @have_munged
 def test_vhpcd_does_not_start_on_an_unsafe_server(tmp_path: Path, daemon: Munged) -> None:
     vhpcd = make(tmp_path, daemon, database=shared().database())

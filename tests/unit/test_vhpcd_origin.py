@@ -30,6 +30,7 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Munge
 
 pytestmark = [
+    pytest.mark.promise("attack.ssh-keys"),
     pytest.mark.long,
     pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge"),
     pytest.mark.skipif(os.geteuid() != 0, reason="uses privileged ports and other users: run as root"),
@@ -106,6 +107,7 @@ def refusal(answer: wire.Answer | None) -> str:
 # --- from where a request comes ------------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.other-node")
 def test_a_node_s_root_speaks_for_his_node_only(vhpcd: Vhpcd) -> None:
     lease = vhpcd.client.open_generation(request(1), allocation("n1", "n2"))
     for node in ("n1", "n2"):
@@ -130,6 +132,7 @@ def test_a_node_s_root_speaks_for_his_node_only(vhpcd: Vhpcd) -> None:
     assert f"uid 0 at {NODE} is refused: {NODE} may not send requests of node n2" in vhpcd.log
 
 
+@pytest.mark.promise("attack.controller-request")
 def test_a_node_s_root_does_nothing_that_is_the_controller_s(vhpcd: Vhpcd) -> None:
     lease = vhpcd.client.open_generation(request(1), allocation("n1", "n2"))
     for body in (
@@ -210,6 +213,7 @@ def test_doctor_says_where_a_host_is_not_believed(
     assert all(line.startswith(start) for line, start in zip(found, says, strict=True)), found
 
 
+@pytest.mark.promise("attack.no-slurm")
 def test_without_slurm_nobody_but_the_own_host_changes_anything(tmp_path: Path, daemon: Munged) -> None:
     vhpcd = make(tmp_path, daemon)
     for name in ("sinfo", "scontrol"):
@@ -231,6 +235,7 @@ def test_without_slurm_nobody_but_the_own_host_changes_anything(tmp_path: Path, 
         stop(vhpcd.process)
 
 
+@pytest.mark.promise("attack.replay")
 def test_a_captured_request_is_of_no_use(vhpcd: Vhpcd, daemon: Munged) -> None:
     """To somebody on the network who has all bytes of a request, and sends them again or sooner."""
     lease = vhpcd.client.open_generation(request(1), allocation("n1"))
@@ -289,6 +294,7 @@ def took(vhpcd: Vhpcd, source: str, port: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.promise("vhpcd.flood", "attack.flood")
 @pytest.mark.parametrize("kind", ["silent", "payload", "storm"])
 @pytest.mark.parametrize("source", [LOGIN, NODE, "127.0.0.1"], ids=["login", "node", "own host"])
 def test_a_user_s_flood_delays_nobody_s_root(vhpcd: Vhpcd, kind: str, source: str) -> None:
@@ -338,12 +344,14 @@ def is_open(link: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.promise("attack.flood")
 def test_credentials_of_other_users_are_decoded_one_by_one(vhpcd: Vhpcd) -> None:
     with flooding(vhpcd, "stranger", LOGIN, NOBODY):
         requests = [took(vhpcd, NODE, 904 + turn) for turn in range(20)]
     assert undelayed(requests), requests
 
 
+@pytest.mark.promise("attack.flood")
 def test_a_user_of_the_own_host_is_not_taken_for_root(vhpcd: Vhpcd) -> None:
     """Room for the controller's own is for root and SlurmUser, and not for whoever logs in there."""
     port = vhpcd.config.controller.port

@@ -59,6 +59,7 @@ def vhpcd(stopped: Vhpcd) -> Vhpcd:
 # --- who is heard, and what is not ------------------------------------------------------
 
 
+@pytest.mark.promise("attack.request")
 @root
 def test_other_users_are_not_heard_and_told_so(vhpcd: Vhpcd) -> None:
     with pytest.raises(ChildError, match=f"refuses uid {NOBODY}") as caught:
@@ -74,6 +75,7 @@ def test_slurm_s_user_is_heard(vhpcd: Vhpcd) -> None:
     assert as_uid(uid, lambda: client.open_generation(request(), allocation()).state) == "ready"
 
 
+@pytest.mark.promise("attack.request")
 def test_a_request_sent_again_is_refused_also_by_another_munged(vhpcd: Vhpcd, daemon: Munged) -> None:
     sealed = vhpcd.munge().encode(wire.wrap("request", "b" * 32, wire.AskStatus()))
     assert vhpcd.raw(frame_of(sealed), end=False)
@@ -85,6 +87,7 @@ def test_a_request_sent_again_is_refused_also_by_another_munged(vhpcd: Vhpcd, da
     assert "seen this request before" in answer.what
 
 
+@pytest.mark.promise("attack.request")
 def test_an_expired_request_is_told_about_the_clocks(vhpcd: Vhpcd) -> None:
     sealed = vhpcd.munge().encode(
         wire.wrap("request", "c" * 32, wire.Ending(job_id=1, restart=None)), ttl_s=1
@@ -96,6 +99,7 @@ def test_an_expired_request_is_told_about_the_clocks(vhpcd: Vhpcd) -> None:
     assert "Expired" in answer.why
 
 
+@pytest.mark.promise("attack.request")
 def test_a_forged_request_is_dropped(vhpcd: Vhpcd) -> None:
     with munged() as stranger:
         sealed = Munge(str(stranger.socket)).encode(wire.wrap("request", "d" * 32, wire.AskStatus()))
@@ -104,6 +108,7 @@ def test_a_forged_request_is_dropped(vhpcd: Vhpcd) -> None:
     assert vhpcd.client.status()
 
 
+@pytest.mark.promise("attack.garbage")
 @pytest.mark.parametrize(
     "data",
     [
@@ -128,6 +133,7 @@ def test_garbage_is_dropped_without_an_answer(vhpcd: Vhpcd, data: bytes) -> None
 FORGERY = "x\nERROR 9.0.00000000 not clean on n1: \x1b]0;t\x07\x9b2J\u202e\u2028\r"
 
 
+@pytest.mark.promise("attack.log-escape")
 @root
 def test_a_user_cannot_forge_a_line_of_the_log(vhpcd: Vhpcd) -> None:
     """The decoder's error names the field that the user has made up."""
@@ -170,6 +176,7 @@ def test_authentic_nonsense_is_answered_or_dropped(vhpcd: Vhpcd) -> None:
     assert "Traceback" not in vhpcd.log
 
 
+@pytest.mark.promise("attack.garbage")
 def test_many_silent_connections_do_not_keep_others_out(vhpcd: Vhpcd) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(300):
@@ -243,6 +250,7 @@ def test_an_answer_of_the_right_user_is_believed(daemon: Munged) -> None:
         asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential))))
 
 
+@pytest.mark.promise("attack.answer")
 def test_an_answer_to_another_request_is_not_believed(daemon: Munged) -> None:
     with pytest.raises(FabricError, match="another request"):
         asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential, "f" * 32))))
@@ -253,6 +261,7 @@ def test_our_own_request_sent_back_is_not_believed(daemon: Munged) -> None:
         asked(daemon, lambda _, credential: frame_of(credential))
 
 
+@pytest.mark.promise("attack.answer")
 @root
 def test_an_answer_of_another_user_is_not_believed(daemon: Munged) -> None:
     def forge(munge: Munge, credential: bytes) -> bytes:

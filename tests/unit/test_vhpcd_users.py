@@ -93,6 +93,7 @@ def test_a_user_sees_lease_timeline_and_report_of_a_job(vhpcd: Vhpcd) -> None:
     assert asked(vhpcd) == [], "slurmdbd need not be asked about one's own job"
 
 
+@pytest.mark.promise("attack.user-view")
 def test_another_user_sees_nothing_of_a_job(vhpcd: Vhpcd) -> None:
     lease, client = opened(vhpcd, 42), vhpcd.client
     told(vhpcd, lease)
@@ -113,6 +114,7 @@ def test_a_list_has_the_users_own_jobs(vhpcd: Vhpcd) -> None:
     assert seen(vhpcd, 0) == [42, 43, 44]
 
 
+@pytest.mark.promise("vhpcd.user-view", "attack.user-view")
 @pytest.mark.parametrize(
     ("row", "jobs"),
     [
@@ -140,6 +142,7 @@ def test_without_slurmdbd_a_user_sees_the_own_jobs(vhpcd: Vhpcd) -> None:
     assert f"slurmdbd does not tell the rights of uid {NOBODY}" in vhpcd.log
 
 
+@pytest.mark.promise("attack.user-view")
 @pytest.mark.parametrize(
     "body",
     [
@@ -162,6 +165,7 @@ def test_users_send_no_other_request(vhpcd: Vhpcd, body: wire.Request) -> None:
     assert vhpcd.client.lease(42, None, "n1", 0.0).state == "ready"
 
 
+@pytest.mark.promise("attack.user-view")
 @pytest.mark.parametrize(
     ("row", "sees"),
     [
@@ -201,6 +205,7 @@ def test_a_user_cannot_report_for_a_node(vhpcd: Vhpcd) -> None:
     assert client.leases()[0].timelines == ()
 
 
+@pytest.mark.promise("attack.user-view")
 def test_a_user_who_asks_too_often_is_told_so(vhpcd: Vhpcd) -> None:
     opened(vhpcd, 42)
     client = vhpcd.client

@@ -56,6 +56,7 @@ def test_a_token_becomes_a_cookie() -> None:
     assert browser.get("/").text == "viewer None"
 
 
+@pytest.mark.promise("attack.web-page")
 @pytest.mark.parametrize("query", ["token=x", "token=", "token=%00%ff", "token={0}&token=x", "Token={0}"])
 def test_another_token_opens_nothing(query: str) -> None:
     access = guard.TokenAccess(8000)
@@ -72,6 +73,7 @@ def test_the_cookie_of_another_vhpc_web_opens_nothing() -> None:
     assert client(second).get("/", headers={"cookie": renamed}).status_code == 403
 
 
+@pytest.mark.promise("attack.web-page")
 @pytest.mark.parametrize(
     "host", ["evil.example:8000", "127.0.0.1.evil.example", "", "127.0.0.1@evil", "[::2]"]
 )
@@ -94,6 +96,7 @@ def test_only_reading_is_possible(method: str) -> None:
     assert client(access).request(method, f"/?token={access.token}").status_code == 405
 
 
+@pytest.mark.promise("attack.web-page")
 def test_every_answer_has_the_headers() -> None:
     access = guard.TokenAccess(8000)
     browser = client(access)
@@ -107,6 +110,7 @@ def test_every_answer_has_the_headers() -> None:
         assert "unsafe" not in policy
 
 
+@pytest.mark.promise("attack.web-page")
 def test_requests_that_other_sites_cause_are_refused() -> None:
     access = guard.ProxyAccess("X-Remote-User", frozenset({"hpc.example"}))
     browser = client(access, "https://hpc.example", headers={"x-remote-user": "root"})
@@ -124,6 +128,7 @@ def test_the_proxy_names_the_user() -> None:
     assert browser.get("/", headers={"X-REMOTE-USER": "games"}).text == f"viewer {games}"
 
 
+@pytest.mark.promise("attack.web-proxy")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -155,6 +160,7 @@ def test_a_viewer_has_a_rate() -> None:
 # --- questions ----------------------------------------------------------------------------
 
 
+@pytest.mark.promise("attack.web-load")
 def test_fifty_tabs_ask_once() -> None:
     asked: list[int] = []
 
@@ -258,6 +264,7 @@ def folder() -> Any:
     path.rmdir()
 
 
+@pytest.mark.promise("attack.web-proxy")
 def test_the_socket_is_closed_to_others_before_it_listens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def looking(page: Driven, base: str, folder: Path) -> Look:
     return look
 
 
+@pytest.mark.promise("web.layout")
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_part_of_a_page_is_beyond_its_edge(look: Look, path: str, width: int) -> None:
@@ -152,6 +153,7 @@ def test_no_part_of_a_page_is_beyond_its_edge(look: Look, path: str, width: int)
     assert (found["page"], found["wider"], found["overlaps"]) == (0, [], []), found["picture"]
 
 
+@pytest.mark.promise("web.layout")
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_only_keys_and_pictures_scroll_sideways(look: Look, path: str, width: int) -> None:
@@ -159,6 +161,7 @@ def test_only_keys_and_pictures_scroll_sideways(look: Look, path: str, width: in
     assert found["scrolls"] == [], found["picture"]
 
 
+@pytest.mark.promise("web.layout")
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_names_break_behind_separators_only(look: Look, path: str, width: int) -> None:
@@ -166,6 +169,7 @@ def test_names_break_behind_separators_only(look: Look, path: str, width: int) -
     assert found["broken"] == [], found["picture"]
 
 
+@pytest.mark.promise("web.layout")
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])

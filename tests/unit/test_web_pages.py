@@ -111,6 +111,7 @@ def test_keys_and_devices_are_listed_by_node(browser: Any) -> None:
     ]
 
 
+@pytest.mark.promise("attack.web-script")
 @pytest.mark.parametrize("path", ["/", "/jobs/4203"])
 def test_a_hostile_name_stays_text(browser: Any, path: str) -> None:
     answer = browser.get(path)
@@ -182,6 +183,7 @@ def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.promise("attack.web-proxy")
 def test_each_user_of_a_proxy_sees_the_own_jobs(vhpcd: Vhpcd) -> None:
     with behind_a_proxy(vhpcd) as client:
         assert client.get("/api/overview").status_code == 403
@@ -256,6 +258,7 @@ def test_a_port_in_use_is_one_line(vhpcd: Vhpcd) -> None:
     assert web.process.wait(30) == 1
 
 
+@pytest.mark.promise("attack.web-script")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install --no-install-recommends chromium")
 @pytest.mark.parametrize("path", ["/", "/jobs/4203", "/jobs/4201"])
 def test_chromium_shows_the_page_without_complaints(mine: Web, tmp_path: Path, path: str) -> None:
