@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: A submitted job inherits no image */
 #include "inherited.h"
 
 #include <stdbool.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The submitting command imports a source */
 #include "source.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: A process started by the plugin shows the boot's progress */
 #include "waiting.h"
 
 #include <errno.h>

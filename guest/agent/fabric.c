@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: Variables of the agent are listed */
 #include "fabric.h"
 
 #include <errno.h>

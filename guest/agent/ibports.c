@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The guest checks its ports, too */
 #include "ibports.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: TCP keepalive between guests */
 #include "keepalive.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: An srun that ends mpirun */
 #include "launcher.h"
 
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launchers whose daemons would be in several guests that have no network between them. */
+/* Decision: An srun that lets mpirun exit with 126 */
 #include "launcher_refuse.h"
 
 #include <ifaddrs.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The agent mounts a disk that has a mount point */
 #include "mountpoint.h"
 
 #include <errno.h>

@@ -10,6 +10,7 @@
  * PMI_FD, and listens where PMIX_SERVER_URI* say. A program that does not use PMI is not affected,
  * although Slurm sets the variables for each step if MpiDefault says so.
  */
+/* Decision: Slurm's PMI is relayed, not replaced */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The agent reads a program's PMI requests */
 #include "pmiwatch.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of a program that has used PMI although it is refused. */
+/* Decision: PMI is refused when it is used */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The initrd adds the agent's unit to the guest */
 #include "unit.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: A hash tree follows the root in its blob */
 #include "verity.h"
 
 #include <errno.h>

@@ -3,6 +3,7 @@
  * srun --cpu-bind: slurmstepd binds this process to CPUs of the node. Each CPU of the guest is
  * pinned to one of them, so the task can be bound to the same cores in the guest.
  */
+/* Decision: A task's CPUs follow its relay */
 #include <errno.h>
 #include <sched.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
  * A program on the node learns from write(2) that there is no room for its output. One in a guest
  * writes to a pipe, and does not: so this process says how much is missing.
  */
+/* Decision: Output without room is discarded and the program continues */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

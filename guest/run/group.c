@@ -5,6 +5,7 @@
  * group from one to itself, but another process of the group gets only the former. Therefore
  * scripts have a second process that only reports the signals that it gets.
  */
+/* Decision: A helper in the script's process group */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

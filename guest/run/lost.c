@@ -4,6 +4,7 @@
  * wait for this one for ever: an MPI program does, and Slurm ends a step by itself only when a
  * whole node fails. So the step is ended as Slurm ends it then.
  */
+/* Decision: A guest that ends takes its steps with it */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: The shim limits the console of its guest */
 #include "console.h"
 
 #include <errno.h>

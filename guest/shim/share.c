@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output that reaches a client through memory instead of its socket (ring.h). */
+/* Decision: Large output passes through shared memory */
 #include <errno.h>
 #include <string.h>
 

@@ -13,7 +13,9 @@ import typer.main
 from vhpc_slurm.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").rglob("*.md")])
+DECISIONS, MAX_WORDS = ROOT / "docs/decisions", 150
+CODE = ("confine", "guest", "hookd", "packaging", "python", "spank_plugin", "vmimages")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
@@ -44,20 +46,33 @@ def test_the_list_of_pages_has_every_page() -> None:
 
 
 def test_each_decision_has_its_parts_and_its_place_in_the_index() -> None:
-    head, *topics = re.split(r"^## ", (ROOT / "docs/decisions.md").read_text(), flags=re.MULTILINE)
-    index = re.findall(r"^( *)- \[(.+)\]\(#", head, re.MULTILINE)
-    titles = []
-    for topic in topics:
-        name, *decisions = re.split(r"^### ", topic, flags=re.MULTILINE)
-        titles.append(("", name.strip()))
-        for decision in decisions:
-            title, date, *_ = decision.splitlines()
-            titles.append(("  ", title))
-            assert re.match(r"20\d\d-\d\d-\d\d", date), f"{title}: no date"
-            parts = re.findall(r"^- \*\*(\w+)\.\*\*", decision, re.MULTILINE)
+    index = re.findall(r"^  - \[(.+)\]\((\w+\.md)#", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    found = []
+    for file in dict.fromkeys(file for _, file in index):
+        _, *entries = re.split(r"^### ", (DECISIONS / file).read_text(), flags=re.MULTILINE)
+        for entry in entries:
+            title = entry.partition("\n")[0]
+            found.append((title, file))
+            parts = re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE)
             assert parts == ["Context", "Choice", "Price"], title
-    assert index == titles
-    assert len(titles) > 90
+            assert len(entry.split()) <= MAX_WORDS, f"{title}: more than {MAX_WORDS} words"
+    assert index == found
+    assert {file for _, file in index} == {path.name for path in DECISIONS.glob("*.md")} - {"README.md"}
+    titles = [title for title, _ in found]
+    assert len(set(titles)) == len(titles) > 90
+
+
+def test_decisions_that_code_names_exist() -> None:
+    index = (DECISIONS / "README.md").read_text()
+    named = {
+        (path.name, title)
+        for folder in CODE
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".c", ".h", ".txt"}
+        for title in re.findall(r"^[#/ *]+Decision: (.+?)(?: \*/)?$", path.read_text(), re.MULTILINE)
+    }
+    assert {(file, title) for file, title in named if f"- [{title}](" not in index} == set()
+    assert len(named) > 50
 
 
 def without_json(command: Any, name: str = "") -> set[str]:

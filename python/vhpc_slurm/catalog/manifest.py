@@ -7,6 +7,7 @@ digest, and no two readers can understand its bytes differently (of two equal ke
 example, some readers take the first and some the last). docs/image-format.md explains
 the keys; docs/image-manifest.schema.json is generated from the types here.
 """
+# Decision: One digest names an image, and its manifest has one encoding
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ The reader may have more rights than the owner, so no link is followed, and ever
 and file on the way must belong to the owner: nothing that the owner cannot read can be
 reached. Nodes read blobs in a process with the owner's rights (``node.store.images``).
 """
+# Decision: Users' own catalogues are named, and read with the users' rights
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ The active vhpcd ends its service by executing itself anew, which ends all of it
 wherever they are, and then waits as a standby. It does so when its last change in the database
 is too old (``writership``), and when another vhpcd has taken the database.
 """
+# Decision: A vhpcd that is no longer active calls execve
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ kernel's command line (boot.py), which leaves remapping as it is.
 Sources: Intel 64 and IA-32 SDM volume 3 (x2APIC, topology enumeration), Intel
 VT-d specification (interrupt remapping), https://libvirt.org/formatdomain.html.
 """
+# Decision: An Intel IOMMU for large guests, on hosts of either vendor
 
 from __future__ import annotations
 

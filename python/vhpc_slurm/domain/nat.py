@@ -2,8 +2,10 @@
 """The guest's interface to other networks: vhost-user, on the socket of a passt that runs already.
 
 libvirt could start passt itself, but with the rights of QEMU's user and in the host's control
-groups; ``vhpc-confine`` starts it with the job user's rights (docs/decisions.md).
+groups; ``vhpc-confine`` starts it with the job user's rights.
 """
+
+# Decision: passt by vhost-user, started by vhpc
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process that answers each line on its stdin with one line, and a deadline for each answer."""
+# Decision: A child process reads the fabric
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ An earlier writer that has passed step 4 before a later one's step 1 has its new
 later one's step 2 removes it, and the rename fails; or it was renamed, and the later one's step 5
 replaces it.
 """
+# Decision: Marks next to OpenSM's file stop a frozen writer
 
 from __future__ import annotations
 

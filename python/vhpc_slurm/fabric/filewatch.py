@@ -5,6 +5,7 @@ inotify(7) reports changes by the names in a folder; an audit finds changes that
 made through another name (a hard link). Without inotify only audits find changes,
 at their interval.
 """
+# Decision: A separate thread restores a changed file
 
 from __future__ import annotations
 

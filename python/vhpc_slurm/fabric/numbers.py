@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of segments (partition keys, VLANs), and the GUIDs and MAC addresses that follow.  Pure."""
+# Decision: VLANs are numbers in the same table
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ those of all other ports, which may have been read some seconds ago: OpenSM give
 the ports in its file only, and an audit of all ports follows each change. Whether a key is
 gone is proven by all tables.
 """
+# Decision: A start reads the tables of its own ports
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ as do not fit into those below it.
 The extra keys are unused keys of the pool. Ports become limited members, so two
 ports with the same extra key cannot communicate through it.
 """
+# Decision: A dummy key makes OpenSM write a table again
 
 from __future__ import annotations
 

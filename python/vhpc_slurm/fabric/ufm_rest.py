@@ -10,6 +10,7 @@ A *mark* shows which database of vhpcd last changed UFM: a member of a separate 
 whose GUID consists of epoch and tag. A database that does not know the mark is an old
 copy or belongs to another cluster, and changes nothing.
 """
+# Decision: UFM's partitions belong to the site
 
 from __future__ import annotations
 

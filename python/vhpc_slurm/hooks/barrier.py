@@ -11,6 +11,7 @@ In a heterogeneous job the barrier is over all components on the segment, and th
 of the first of them: Slurm starts the batch script when the nodes of all components are ready
 (_het_job_ready in slurmctld/job_scheduler.c).
 """
+# Decision: The ready barrier is in the Prologs
 
 from __future__ import annotations
 

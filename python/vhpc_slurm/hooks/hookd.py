@@ -11,6 +11,7 @@ one client at a time, so as many children as there are hooks run at once.
 A hook that runs here is the same as in a process of its own: environment, stdout and stderr are
 those of its client, and it ends with its client, which slurmctld may kill.
 """
+# Decision: A process of slurmctld's host forks for its hooks
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 These are two modules because the user waits for Python's imports, which ``bringup`` has many of: the lease is
 asked for first.  Nothing of the node is changed before ``bringup`` and all that it needs are imported.
 """
+# Decision: Prolog asks for its lease before it imports what boots guests
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ starts again.  Prolog first asks vhpcd for its lease, with few modules, and then
 
 This module imports the standard library only: it must work between any two versions.
 """
+# Decision: A hook waits while its package is replaced
 
 from __future__ import annotations
 

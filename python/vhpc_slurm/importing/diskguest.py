@@ -5,6 +5,7 @@ QEMU runs with the rights of the user, without network and devices of the host. 
 site's image for imports; ``diskreader.sh`` is its first process and writes a tar to a port, which
 is a file here. Standard library only.
 """
+# Decision: Disk images become file trees
 
 from __future__ import annotations
 

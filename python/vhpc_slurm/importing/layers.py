@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers: compressed tars, unpacked to a file, checked, and applied to a tree."""
+# Decision: Containers are merged in memory, not extracted
 
 from __future__ import annotations
 

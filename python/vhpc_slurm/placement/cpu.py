@@ -3,6 +3,7 @@
 
 Slurm has already chosen the CPUs; this module never chooses others.
 """
+# Decision: The order of CPUs
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of guests: size, guest NUMA cells, and the host cells that it comes from."""
+# Decision: Guest memory and NUMA
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ detecting the topology"), and what its src/graph/xml.cc and topo.cc (2.28) read:
 NUMA node, below it a ``pci`` for each device, and between them one for each switch, by its
 upstream port.  NCCL looks up in the guest what the file leaves out.
 """
+# Decision: NCCL gets a file only if a guest hides distances
 
 from __future__ import annotations
 

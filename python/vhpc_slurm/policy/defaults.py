@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that rules of the site give to jobs whose users have not given an option.  Pure."""
+# Decision: Defaults come from several rules, limits from one
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rule of [[policy]] applies to a job, and what it permits.  Pure."""
+# Decision: The first rule that applies decides alone
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Slurm ends the job's steps on such a node and runs its Epilog there, while the j
 its other nodes.  These learn of it here: from the Epilog's acknowledgement, which vhpcd has.
 An Epilog that was killed, or never ran, is made up for as well.
 """
+# Decision: The health check detects nodes that left a job
 
 from __future__ import annotations
 

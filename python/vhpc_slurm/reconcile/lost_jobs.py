@@ -9,6 +9,7 @@ requeues or cancels such a job earlier: when its guests have been ready for a
 while without a script, or are gone after a reboot.  vhpcd finds jobs of which
 no Prolog has begun (``controller.leases.reconcile``): their nodes have nothing to look at.
 """
+# Decision: Lost jobs are found before BatchStartTimeout
 
 from __future__ import annotations
 

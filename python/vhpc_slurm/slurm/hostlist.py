@@ -9,6 +9,7 @@ With three brackets or more Slurm uses another order (measured with 24.11:
 ``r[1-2]x[0-1]y[3,5]`` is r1x0y3 r1x0y5 r2x0y3 r2x0y5 r1x1y3 …).  The first host
 is the same, and vhpc does not depend on the order of the others.
 """
+# Decision: Host lists are expanded without ClusterShell
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Two adapters implement it: ``scontrol`` (every version from 22.05) and
 ``pyslurm_adapter`` (where a pyslurm of Slurm's own release is installed).  One
 contract test checks that both give the same answers.
 """
+# Decision: Slurm's commands take nothing from the environment
 
 from __future__ import annotations
 

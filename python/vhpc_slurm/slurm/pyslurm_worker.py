@@ -14,6 +14,7 @@ UTF-8 raises UnicodeDecodeError, which has the bytes; "None" becomes None; CPU
 ids are core ids; the records of an array after the first one are never freed,
 so the client replaces this process now and then.
 """
+# Decision: pyslurm runs in a process of its own
 
 from __future__ import annotations
 

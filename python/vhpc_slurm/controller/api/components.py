@@ -6,6 +6,7 @@ leases of those that share a network are made together, so each waits here until
 has been announced: by its own request for a lease, or by the report that it needs no network.
 Nothing of this is stored: if vhpcd is restarted, the hooks that wait send their requests again.
 """
+# Decision: Components of a heterogeneous job get their leases in one transaction
 
 from __future__ import annotations
 

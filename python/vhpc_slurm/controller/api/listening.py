@@ -7,6 +7,7 @@ kernel puts each new connection into the queue of its lane, by the packet's sour
 port below 1024, which takes root on that host; vhpcd's own host; or the rest. The rest
 is accepted at a limited rate.
 """
+# Decision: Three sockets on one port
 
 from __future__ import annotations
 

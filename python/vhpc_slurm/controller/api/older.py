@@ -13,6 +13,7 @@ who adds a field that a message may contain
 
 A new message needs the first step only: an older vhpcd refuses it with one line.
 """
+# Decision: Older peers get messages without newer fields
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 It is in memory only: it is for people who look at a running job, and after a restart of vhpcd nodes
 say it again. What a node reports at the end of a job is in the database, and replaces it.
 """
+# Decision: Health checks report the usage of running jobs
 
 from __future__ import annotations
 

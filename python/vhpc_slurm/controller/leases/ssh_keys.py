@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """New ssh keys for a generation, made by ssh-keygen(1)."""
+# Decision: ssh keys are made by vhpcd
 
 from __future__ import annotations
 

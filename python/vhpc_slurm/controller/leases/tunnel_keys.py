@@ -3,6 +3,7 @@
 
 The package is imported when keys are needed, as sites without encryption do not need it.
 """
+# Decision: Encrypted job networks: keys, ports and addresses
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ The statements are a closed set of constants, and the contract tests run all of 
 engines. Only three things differ: the sign of a value, the clause for a row that exists, and
 which columns it may name.
 """
+# Decision: Leases in two database engines by the same statements
 
 from __future__ import annotations
 

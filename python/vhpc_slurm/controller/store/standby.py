@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vhpcd that waits for its turn: it watches the row of the active one, and takes the database after it."""
+# Decision: The database decides which vhpcd is active
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ change is older than ``STEP_DOWN_S``. A standby takes the database when it has n
 change for ``TAKEOVER_S``, so no longer than the other one's service. Both are durations on
 the clock of one host; clocks of two hosts are never compared.
 """
+# Decision: A row fences a replaced vhpcd and decides a lost COMMIT
 
 from __future__ import annotations
 

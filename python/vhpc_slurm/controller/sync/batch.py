@@ -12,6 +12,7 @@ calls of a ``BatchLedger``, each durable before the next backend call that depen
 it. After a crash the database is therefore behind the fabric, never ahead of it, and
 the next batch repeats the step.
 """
+# Decision: Many starts, one sweep
 
 from __future__ import annotations
 

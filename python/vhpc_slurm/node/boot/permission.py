@@ -4,6 +4,7 @@
 vhpcd has asked the same before it made the lease. This node believes the lease who the job's user is, and
 its partition, account and QOS; it does not believe it what a name or a digest means, or who has signed.
 """
+# Decision: Nodes ask the policy again
 
 from __future__ import annotations
 

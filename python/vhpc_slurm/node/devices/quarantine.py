@@ -3,6 +3,7 @@
 
 One file per device, written before the generation that held the device releases it.
 """
+# Decision: A device in quarantine belongs to no job
 
 from __future__ import annotations
 

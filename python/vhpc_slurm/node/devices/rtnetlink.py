@@ -7,6 +7,7 @@ longer than configuring a guest's devices.
 Sources: rtnetlink(7), include/uapi/linux/if_link.h (IFLA_VFINFO_LIST and struct ifla_vf_*),
 net/core/rtnetlink.c (do_setvfinfo, rtnl_fill_vfinfo).
 """
+# Decision: rtnetlink without a library
 
 from __future__ import annotations
 

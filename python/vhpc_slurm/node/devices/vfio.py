@@ -8,6 +8,7 @@ state before it acts.
 Sources: Documentation/ABI/testing/sysfs-bus-pci (driver_override, reset, reset_method),
 Documentation/driver-api/vfio.rst.
 """
+# Decision: driver_override records who holds a device
 
 from __future__ import annotations
 

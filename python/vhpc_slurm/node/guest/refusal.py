@@ -11,6 +11,7 @@ What only this node lacks (memory, a device, a file) such a small guest does
 not show.  libvirt and QEMU say it in the words of errno, and libvirt's picture
 of the host can be compared with the kernel's.
 """
+# Decision: After a refused guest, a small guest is tried
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 
 The daemon's own credentials are the boundary: whatever guest root asks of it,
 the host kernel answers as it would answer the job user.  That holds only if
-the daemon is started by us; libvirt would start it as root (docs/decisions.md).
+the daemon is started by us; libvirt would start it as root.
 The shared folder is opened with the user's rights (confine/share.c), so root
 never walks a path that a user owns, and what was really opened is all that the
 daemon sees of the host.
 """
+
+# Decision: vhpc starts virtiofsd itself
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An action of a hook that nobody has to wait for."""
+# Decision: The last node writes the figures into AdminComment
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ The kernel takes a device's lock to bind, unbind or reset it, and for its
 even SIGKILL ends a process that waits for it.  So a child accesses the
 attribute, and its parent can stop waiting.
 """
+# Decision: A child process writes to sysfs
 
 from __future__ import annotations
 

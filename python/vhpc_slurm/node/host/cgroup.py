@@ -13,6 +13,7 @@ partition.  cgroup v1, v2 and both together are supported.
 Layout: ``vhpc.slice/vhpc-GENERATION.slice`` or ``vhpc.partition/GENERATION``,
 with ``helpers`` (or a scope) and libvirt's group of each guest below it.
 """
+# Decision: The control group of a generation
 
 from __future__ import annotations
 

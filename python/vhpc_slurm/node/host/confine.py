@@ -7,6 +7,7 @@ by these programs: see confine/.  Only signals remain possible; so the user is
 responsible for a helper that a signal has ended or stopped, and this module
 distinguishes that from a fault of the node.
 """
+# Decision: Helpers run in a user namespace owned by root
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ Chains of iptables-legacy are not in nftables: ``vhpc doctor`` says so.
 
 Sources: net/bridge/br_netfilter_hooks.c (br_nf_pre_routing, br_nf_forward); nft(8), iptables(8).
 """
+# Decision: A rule in other programs' chains
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ IPv4 only: packets of other protocols are dropped.
 
 Sources: nft(8), passt(1), net/netfilter/nft_meta.c (nft_meta_get_eval_skugid).
 """
+# Decision: The packet filter recognizes passt by its gid
 
 from __future__ import annotations
 

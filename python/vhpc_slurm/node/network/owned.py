@@ -12,6 +12,7 @@ name of the table.
 
 Sources: nft(8) (flags owner), net/netfilter/nf_tables_api.c (nft_flush, nft_rcv_nl_event; Linux 5.12).
 """
+# Decision: Each nftables table has a copy that a flush leaves in place
 
 from __future__ import annotations
 

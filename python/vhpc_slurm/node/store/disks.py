@@ -5,6 +5,7 @@ The whole size is reserved when the disk is made, so a guest that fills its disk
 no space from others.  Reserved blocks read as zeros: what an earlier job has written to
 them cannot be read.
 """
+# Decision: A guest's disk has its space reserved and no journal
 
 from __future__ import annotations
 

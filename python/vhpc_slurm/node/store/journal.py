@@ -16,6 +16,7 @@ release, does not need this.
 A full file system takes no resource and holds none back: what cannot be announced is not taken,
 and a release that cannot be noted may be repeated, because all releases are idempotent.
 """
+# Decision: A full disk of a node takes no resource and keeps none
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ minutes each time, and it starts when these jobs have ended or an operator has m
 One copy at a time looks for room, and reserves the blocks before it lets the next one look: two images
 that have room one by one, and not together, do not meet in a full file system.
 """
+# Decision: A full image store requeues jobs, and drains nothing
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes of a lease a node asks for blobs: a tree over the nodes in the order of the lease."""
+# Decision: Nodes of a lease pass its image on
 
 from __future__ import annotations
 
