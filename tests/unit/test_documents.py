@@ -83,8 +83,9 @@ def without_json(command: Any, name: str = "") -> set[str]:
     return set() if command.hidden or "--json" in options else {name.strip()}
 
 
-def test_the_readme_names_the_commands_without_json() -> None:
-    found = re.search(r"^All but (.+) have the option `--json`\.$", (ROOT / "README.md").read_text(), re.M)
+def test_the_users_guide_names_the_commands_without_json() -> None:
+    text = (ROOT / "docs/users-guide.md").read_text()
+    found = re.search(r"^All but (.+) have the option `--json`\.$", text, re.MULTILINE)
     assert found is not None
     assert set(re.findall(r"`(.+?)`", found[1])) == without_json(typer.main.get_command(app))
 
