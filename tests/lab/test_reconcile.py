@@ -23,7 +23,7 @@ from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.guest import libvirtd, shares
 from vhpc_slurm.node.host import accounts, inventory
-from vhpc_slurm.node.store import kinds, timeline
+from vhpc_slurm.node.store import timeline
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.usage import NOTHING
@@ -38,7 +38,7 @@ part = NodeAllocation("n1", (0,), 1024)
 lease = Lease(generation, LeaseState.READY, request, Allocation((part,)), image)
 journal = Journal(layout.journals, generation)
 folder = layout.job(generation.job_id)
-journal.acquire(kinds.RUN_DIR, "rundir", path=str(folder))
+journal.acquire("rundir", "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
 host = inventory.read_inventory("n1", config)
 account = accounts.account(2001)

@@ -23,6 +23,7 @@ from vhpc_slurm.hardware import VF, PassthroughDevice, VfIdentity
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, rtnetlink
+from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -117,7 +118,7 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
 
 def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
     journal = rig.journal()
-    assignment.acquire(rig.layout, journal, passthrough(*found, role=role), rig.host)
+    AssignedDevice().take(rig.layout, journal, passthrough(*found, role=role), rig.host)
     return journal
 
 

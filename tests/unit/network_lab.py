@@ -33,8 +33,11 @@ from vhpc_slurm.model import (
     Segment,
     guest_hostname,
 )
+from vhpc_slurm.node.finding import NodeFinding
 from vhpc_slurm.node.network import firewall, plan, segment, tools
 from vhpc_slurm.node.network.plan import addresses, mac
+from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.store.layout import Layout
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TAP, IFF_NO_PI, IFF_MULTI_QUEUE = 0x400454CA, 0x0002, 0x1000, 0x0100
@@ -59,6 +62,11 @@ def usable() -> str:
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def network_findings(layout: Layout) -> list[NodeFinding]:
+    """What is wrong with the networks of guests on this node."""
+    return [found for network in registry.NETWORKS for found in network.orphans(layout)]
 
 
 @contextmanager

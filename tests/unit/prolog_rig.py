@@ -19,7 +19,7 @@ from vhpc_slurm.model import Lease, NodeReport
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import libvirtd, shares
 from vhpc_slurm.node.host import inventory
-from vhpc_slurm.node.store import kinds, statefile
+from vhpc_slurm.node.store import statefile
 from vhpc_slurm.node.store.journal import read_entries
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
@@ -54,7 +54,7 @@ class Node:
         return answer
 
     def boot(self, work: Boot) -> Generator[None, None, None]:
-        work.journal.acquire(kinds.IMAGE, "image:x", digest="sha256:" + "0" * 64)
+        work.journal.acquire("image", "image:x", digest="sha256:" + "0" * 64)
         for _ in range(self.waits):
             yield
         if self.outcome is not None:

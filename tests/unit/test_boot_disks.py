@@ -15,8 +15,8 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import NodePlan
 from vhpc_slurm.node import plan as node_plan
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
+from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING
@@ -50,7 +50,7 @@ def test_a_disk_is_made_before_all_guests_and_given_to_qemu(
     for xml, file in zip(rig.hypervisor.domains, files, strict=True):
         assert f'<source file="{file}">' in xml
         assert " vhpc.disk=/dev/vdb" in xml
-    assert resources.release_all(layout, rig.work.journal, keep=("domain", "memory", "cgroup", "image")) == []
+    assert registry.release_all(layout, rig.work.journal, keep=("domain", "memory", "cgroup", "image")) == []
     assert list(layout.disks.iterdir()) == []
 
 

@@ -24,10 +24,10 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node.guest import memory
 from vhpc_slurm.node.host import cgroup, process
 from vhpc_slurm.node.host.cgroup import Cgroup, Hierarchy
 from vhpc_slurm.node.host.limits import Limits, limits_of
+from vhpc_slurm.node.resource import memory
 
 GENERATION = f"{os.getpid()}.0.0123abcd"
 LIMITS = Limits(memory_mib=512, helper_memory_mib=64, tasks=64, helper_tasks=32, cpus=(0,))

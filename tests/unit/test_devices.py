@@ -28,6 +28,7 @@ from vhpc_slurm.node.devices import aer, assignment, preflight, quarantine
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.devices.vf import PARKED_GUID
 from vhpc_slurm.node.host import attribute
+from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.store.journal import read_entries
 
 rig = device_rig
@@ -213,7 +214,7 @@ def test_a_driver_that_keeps_its_device_quarantines_it(rig: Rig) -> None:
     with pytest.raises(
         QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not answer an access"
     ):
-        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
+        AssignedDevice().take(rig.layout, journal, passthrough(gpu), rig.host)
     assert quarantined(rig) == [gpu.address]
     clear(rig, journal)  # does not touch what would never answer
     with pytest.raises(TeardownError, match="stays in quarantine"):

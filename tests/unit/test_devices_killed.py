@@ -14,10 +14,11 @@ from device_rig import GENERATION, Rig, clear, device_rig, passthrough, quaranti
 
 from pace import limit
 from vhpc_slurm import files
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.devices.vf import PARKED_GUID
 from vhpc_slurm.node.host import attribute
+from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.store.timeline import Recorder
 
 rig = device_rig
@@ -73,8 +74,8 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
         ours = rig.journal()
         vf = rig.vfs[0]
         taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
-        assignment.acquire(rig.layout, ours, taken, rig.host)
-        resources.release_all(rig.layout, ours)
+        AssignedDevice().take(rig.layout, ours, taken, rig.host)
+        registry.release_all(rig.layout, ours)
 
     killed, at = True, 0
     while killed:
@@ -109,8 +110,8 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
 
         attribute.write_attribute = write
         journal = rig.journal()
-        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
-        resources.release_all(rig.layout, journal)
+        AssignedDevice().take(rig.layout, journal, passthrough(gpu), rig.host)
+        registry.release_all(rig.layout, journal)
 
     for after in (False, True):
         killed, at = True, 0

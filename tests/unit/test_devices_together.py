@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 from device_rig import Rig, clear, device_rig, quarantined, take
 
-from vhpc_slurm.node.devices import assignment, preflight
+from vhpc_slurm.node.devices import preflight
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.host import attribute
+from vhpc_slurm.node.resource import device
 from vhpc_slurm.node.store import journal
 
 rig = device_rig
@@ -35,7 +36,7 @@ def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
         journal.Entry(address, "device", {"address": address, "role": "vf"})
         for address in ("0000:0d:00.1", "0000:0d:00.2")
     ]
-    together = [[entry.key for entry in lane] for lane in assignment.lanes([*gpus, *vfs])]
+    together = [[entry.key for entry in lane] for lane in device.lanes([*gpus, *vfs])]
     assert together == [
         ["0000:0b:00.0", "0000:0b:01.0"],
         ["0000:0c:00.0"],

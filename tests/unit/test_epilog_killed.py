@@ -19,13 +19,15 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import epilog
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import teardown
+from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.host import process, steps
-from vhpc_slurm.node.store import disks, joblock, kinds, pins, reservations, uids
+from vhpc_slurm.node.resource import registry, reservations
+from vhpc_slurm.node.resource import uid as uids
+from vhpc_slurm.node.store import disks, joblock, pins
 from vhpc_slurm.node.store.journal import Journal, generations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
-from vhpc_slurm.reconcile import audit, ended_jobs, run, segments
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding
+from vhpc_slurm.reconcile import audit, ended_jobs, run
 
 GENERATION = Generation(7, 0, "00000007")
 FILES_ONLY = {
@@ -52,24 +54,22 @@ class Node:
         joblock.sweep(layout, older_than_s=-1.0)
         journal = Journal(layout.journals, GENERATION)
         folder = layout.job(7)
-        journal.acquire(kinds.RUN_DIR, f"rundir:{folder}", path=str(folder))
+        journal.acquire("rundir", f"rundir:{folder}", path=str(folder))
         folder.mkdir(parents=True)
         (folder / "g0").mkdir()
         (folder / "g0/console.log").touch()
-        journal.acquire(kinds.RESERVATION, "reservation", cpus=[0])
+        journal.acquire("claim", "reservation", cpus=[0])
         image = publish(layout)
-        journal.acquire(kinds.IMAGE, f"image:{image.digest}", digest=image.digest)
+        journal.acquire("image", f"image:{image.digest}", digest=image.digest)
         pins.pin(layout, image, name)
-        uid = uids.allocate(
-            layout, name, lambda uid: journal.acquire(kinds.UID, f"uid:{uid}", uid=uid) and None
-        )
-        journal.acquire(kinds.DISK, "disk:g0", index=0)
+        uid = uids.allocate(layout, name, lambda uid: journal.acquire("uid", f"uid:{uid}", uid=uid) and None)
+        journal.acquire("disk", "disk:g0", index=0)
         layout.disks.mkdir(exist_ok=True)
         disks.path(layout, GENERATION, 0).touch()
-        journal.acquire(kinds.PROCESS, "process:g0:virtiofsd", role="virtiofsd")
+        journal.acquire("process", "process:g0:virtiofsd", role="virtiofsd")
         self.daemon = spawn("sleep", "600", generation=name)
         journal.update("process:g0:virtiofsd", pid=self.daemon.pid, started=self.daemon.started)
-        journal.acquire(kinds.DOMAIN, "domain:vhpc-none", name="vhpc-7-0-00000007-g0", uid=uid)
+        journal.acquire("domain", "domain:vhpc-none", name="vhpc-7-0-00000007-g0", uid=uid)
         journal.close()
 
     def left(self) -> dict[str, object]:
@@ -125,7 +125,8 @@ def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(ControllerClient, "report_and_acknowledge", silent)
     monkeypatch.setattr(ControllerClient, "leases", made.leases)
     monkeypatch.setattr(audit, "audit", of_files)
-    monkeypatch.setattr(segments, "audit", lambda _: [])
+    files_only = [one for one in registry.RESOURCES if one not in registry.NETWORKS]
+    monkeypatch.setattr(registry, "RESOURCES", files_only)
     monkeypatch.setattr(teardown, "CONNECT_S", 0.01)  # no shim is there
     monkeypatch.setattr(steps, "running", lambda: {7: frozenset({"extern", "batch"})})
     return made

@@ -14,7 +14,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
-from vhpc_slurm.node.store import journal, kinds, statefile
+from vhpc_slurm.node.store import journal, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import fabric_isolation
@@ -40,9 +40,9 @@ def prepared(layout: Layout, record: LeaseRecord) -> None:
     generation = record.lease.generation
     journal = Journal(layout.journals, generation)
     folder = layout.job(generation.job_id)
-    journal.acquire(kinds.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    journal.acquire("rundir", f"rundir:{folder}", path=str(folder))
     folder.mkdir(parents=True)
-    journal.acquire(kinds.UID, "uid:712345", uid=712345)
+    journal.acquire("uid", "uid:712345", uid=712345)
     journal.close()
 
 

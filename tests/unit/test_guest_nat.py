@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from boot_rig import Agent, BootRig, boot_layout, connect, prepared, run
 from controller_lab import allocation, identity, request
-from network_lab import Cluster, Host, inside, ip, lease_of, real_cluster, usable
+from network_lab import Cluster, Host, inside, ip, lease_of, network_findings, real_cluster, usable
 from segment_site import Site, replace_network
 
 from vhpc_slurm.config import Config
@@ -24,13 +24,12 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, NatInterface
-from vhpc_slurm.node import resources
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.guest import passt
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, nat, owned, tools
+from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import segments
-from vhpc_slurm.reconcile.finding import Kind
 
 pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 layout = boot_layout
@@ -269,21 +268,21 @@ def test_a_boot_makes_the_filter_before_passt(rig: BootRig, monkeypatch: pytest.
     assert nat.tables() == {(GENERATION, 0), (GENERATION, 1)}
     # a reload of the site's rules, then reconciliation
     tools.run("nft", "flush", "ruleset")
-    findings = list(segments.audit(rig.work.layout))
+    findings = list(network_findings(rig.work.layout))
     assert [one.kind for one in findings] == [Kind.FIREWALL] * 2
     for one in findings:
         one.repair()
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     for ref, _ in list(process.marked(str(GENERATION))):
         process.end(ref)
-    findings = list(segments.audit(rig.work.layout))
+    findings = list(network_findings(rig.work.layout))
     assert ["keeps a copy of its table" in one.what for one in findings] == [True] * 2
     for one in findings:
         one.repair()
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     assert f"meta skgid {gids[0]} " in tools.run("nft", "list", "ruleset")
     keep = tuple(kind for kind in held if kind != "nat")
-    assert resources.release_all(rig.work.layout, rig.work.journal, keep) == []
+    assert registry.release_all(rig.work.layout, rig.work.journal, keep) == []
     assert nat.tables() == set()
     assert not owned.existing()
 
@@ -291,11 +290,11 @@ def test_a_boot_makes_the_filter_before_passt(rig: BootRig, monkeypatch: pytest.
 @pytest.mark.promise("nat.release")
 def test_a_table_without_a_journal_is_removed(layout: Layout, node: Host) -> None:
     nat.protect(GENERATION, 3, GID, RULES)
-    (finding,) = segments.audit(layout)
+    (finding,) = network_findings(layout)
     assert finding.kind is Kind.ORPHAN_NETWORK
     finding.repair()
     assert nat.tables() == set()
-    assert list(segments.audit(layout)) == []
+    assert list(network_findings(layout)) == []
 
 
 # --- passt --------------------------------------------------------------------------------------------

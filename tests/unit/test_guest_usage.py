@@ -24,7 +24,6 @@ from vhpc_slurm.node import teardown
 from vhpc_slurm.node.guest import usage, wire
 from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest.usage import AskedGuest
-from vhpc_slurm.node.store import kinds
 from vhpc_slurm.node.store import usage as stored
 from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout, domain_name
@@ -115,7 +114,7 @@ def test_a_teardown_keeps_what_the_guests_have_used(guest: Guest) -> None:
         layout.guest(7, index).mkdir(parents=True)
     (layout.guest(7, 0) / "root.sock").symlink_to(guest.socket)
     guest.run("true", SLURM_STEP_ID="0")
-    domains = [Entry(f"domain:{n}", kinds.DOMAIN, {"name": domain_name(generation, n)}) for n in (0, 1)]
+    domains = [Entry(f"domain:{n}", "domain", {"name": domain_name(generation, n)}) for n in (0, 1)]
     teardown.keep_usage(layout, generation, domains)
     found = stored.of_node(layout.usage(generation), generation, "n1")
     assert found is not None

@@ -13,10 +13,11 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, TeardownError
 from vhpc_slurm.hooks import healthcheck
 from vhpc_slurm.model import Generation, LeaseRecord
+from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit, run
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
+from vhpc_slurm.reconcile.finding import RepairResult, repair
 
 NO_FAULT_OF_THE_NODE = {
     "controller",

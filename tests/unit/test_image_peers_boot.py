@@ -18,11 +18,10 @@ from stepd import needs_root
 from pace import limit
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Allocation
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot import peers, start
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.peers import offers
@@ -71,7 +70,7 @@ def test_the_first_node_serves_until_its_journal_is_released(work: Boot, port: i
     for _ in start.stage_image(work):
         pass
     pid = server(work)
-    assert work.journal.entry(peers.KEY).data["pid"] == pid
+    assert work.journal.entry("process:peers").data["pid"] == pid
     with socket.create_connection(("127.0.0.1", port), 5):
         pass
     offer = offers.read(work.layout, str(work.lease.generation))
@@ -79,7 +78,7 @@ def test_the_first_node_serves_until_its_journal_is_released(work: Boot, port: i
     assert offer.nodes == ("n1", "n2")
     (noted,) = (stage for stage in work.recorder.timeline().stages if stage.name == start.SOURCES)
     assert noted.detail == f"catalogue {sum(b.size for b in offer.blobs)}"
-    assert resources.release_all(work.layout, work.journal) == []
+    assert registry.release_all(work.layout, work.journal) == []
     assert servers(work) == []
 
 
@@ -97,8 +96,8 @@ def test_a_prolog_killed_before_it_notes_the_pid_leaks_nothing(
     server(work)
     work.journal.close()
     again = Journal(work.layout.journals, work.lease.generation)
-    assert [entry.key for entry in again.held() if entry.kind == kinds.PROCESS] == [peers.KEY]
-    assert resources.release_all(work.layout, again) == []
+    assert [entry.key for entry in again.held() if entry.kind == "process"] == ["process:peers"]
+    assert registry.release_all(work.layout, again) == []
     assert servers(work) == []
 
 

@@ -24,7 +24,7 @@ from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import identities, quarantine
 from vhpc_slurm.node.devices.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.devices.vf import PARKED_GUID
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.journal import read_entries
 from vhpc_slurm.reconcile import fabric_isolation
 from vhpc_slurm.slurm.port import SlurmJob

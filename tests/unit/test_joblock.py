@@ -13,7 +13,8 @@ from node_rig import node_layout
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.store import joblock, uids
+from vhpc_slurm.node.resource import uid as uids
+from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
 
 layout = node_layout

@@ -33,7 +33,8 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, SegmentPart
 from vhpc_slurm.node.network import segment, tools
-from vhpc_slurm.node.store import joblock, kinds, outbox, reservations
+from vhpc_slurm.node.resource import reservations
+from vhpc_slurm.node.store import joblock, outbox
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit, ended_jobs, left_nodes
@@ -172,7 +173,7 @@ def test_only_running_jobs_with_networks_are_told(node: Node) -> None:
         return [one.what for one in left_nodes.findings(node.layout, name, [record], [record])]
 
     assert told(found) == [], "no network was made here"
-    node.journal.acquire(kinds.NETWORK, f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
+    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
     assert told(found) == ["the network of job 1 contains n2, which Slurm has taken from the job"]
     assert told(replace(found, acknowledged=())) == []
     assert told(replace(found, acknowledged=("n1",))) == []
@@ -190,7 +191,7 @@ def test_a_component_that_ends_leaves_the_common_network(node: Node) -> None:
     assert lease.segment is not None
     segment_ = replace(lease.segment, underlay=("192.0.2.1", "192.0.2.2", "192.0.2.3"), parts=parts)
     own, two = (LeaseRecord(replace(one, segment=segment_), 0.0, 0.0, ()) for one in (lease, other))
-    node.journal.acquire(kinds.NETWORK, f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
+    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
 
     def left(*known: LeaseRecord) -> list[str]:
         found = left_nodes.findings(node.layout, "n1", [own], known)
@@ -259,9 +260,9 @@ def backwards(pair: Pair) -> bytes:
 def test_a_silent_guest_is_told_again_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is written last."""
     lease = replace(lease_of(1, VNI, "n1", "n2"), generation=GENERATION)
-    node.journal.acquire(kinds.NETWORK, f"network:{VNI}", vni=VNI, peers=["192.0.2.2"])
+    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2"])
     name = f"vhpc-1-0-{GENERATION.nonce}-g0"
-    node.journal.acquire(kinds.DOMAIN, f"domain:{name}", name=name)
+    node.journal.acquire("domain", f"domain:{name}", name=name)
     forgotten: list[object] = []
     monkeypatch.setattr(segment, "forget", lambda *words: forgotten.append(words[1:]))
     monkeypatch.setattr(tools, "query", lambda *_: [{"mtu": 1450}])

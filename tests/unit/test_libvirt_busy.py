@@ -17,12 +17,12 @@ from stepd import needs_root
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hooks import epilog
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.guest import libvirtd
+from vhpc_slurm.node.resource.domain import Domain
 from vhpc_slurm.node.store import statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit
-from vhpc_slurm.reconcile.finding import Kind
 
 layout, node = boot_layout, prolog_node
 pytestmark = needs_root
@@ -153,7 +153,7 @@ def test_health_check_drains_when_libvirt_stays_full(layout: Layout, clock: Cloc
     kinds = []
     for seconds in (0, 120, 240, 360):
         clock.now = 5000.0 + seconds
-        kinds += [finding.kind for finding in audit._orphan_domains(layout)]
+        kinds += [finding.kind for finding in Domain().orphans(layout)]
     assert kinds == [Kind.LIBVIRT_BUSY] * 3 + [Kind.LIBVIRT]
 
 

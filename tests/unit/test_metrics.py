@@ -38,8 +38,9 @@ from vhpc_slurm.controller.wire_types import TimelineWire
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hooks import healthcheck, textfile
 from vhpc_slurm.model import ImageRef, Stage, Timeline
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile.finding import Kind, RepairResult
+from vhpc_slurm.reconcile.finding import RepairResult
 
 ROOT = Path(__file__).parents[2]
 needs_munged = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")

@@ -19,8 +19,8 @@ from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
 from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
 from vhpc_slurm.model import Generation, LeaseState, Viewer
-from vhpc_slurm.node import resources
-from vhpc_slurm.node.store import journal, kinds, statefile
+from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.store import journal, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -98,13 +98,13 @@ def test_a_journal_of_the_previous_release_is_read(layout: Layout) -> None:
     shutil.copyfile(DATA / "older/journal.jsonl", layout.journals / f"{OLDER}.jsonl")
     held = journal.read_entries(layout.journals, OLDER)
     assert [entry.kind for entry in held] == [
-        kinds.RUN_DIR, kinds.RESERVATION, kinds.IMAGE, kinds.CGROUP, kinds.MEMORY, kinds.UID,
-        kinds.PROCESS, kinds.PROCESS, kinds.DOMAIN, kinds.PROCESS,
+        "rundir", "claim", "image", "cgroup", "memory", "uid",
+        "process", "process", "domain", "process",
     ]  # fmt: skip
     assert held[-1].data == {"role": "shim", "pid": 262, "started": 6704193}
     assert held[4].data == {"owners": [2001, 700001], "inodes": [[1, 263448]]}
     # a release for each: what is needed there is what the older version has written
-    assert {entry.kind for entry in held} <= resources._RELEASES.keys()
+    assert {entry.kind for entry in held} <= {one.kind for one in registry.RESOURCES}
 
 
 @pytest.mark.promise("db.versions")
@@ -123,15 +123,15 @@ def test_resources_of_unknown_kinds_keep_no_others(layout: Layout, tmp_path: Pat
     folder = tmp_path / "run" / "jobs" / "1000"
     folder.mkdir(parents=True)
     held = Journal(layout.journals, OLDER)
-    held.acquire(kinds.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    held.acquire("rundir", f"rundir:{folder}", path=str(folder))
     held.acquire("hologram", "hologram:1")
-    held.acquire(kinds.IMAGE, "image:1")  # without the digest that its release needs
-    first, second = resources.release_all(layout, held)
+    held.acquire("image", "image:1")  # without the digest that its release needs
+    first, second = registry.release_all(layout, held)
     assert isinstance(first, TeardownError)
     assert "its entry in the journal cannot be used" in first.line()
     assert "the kind 'hologram', which this version does not know" in second.line()
     assert "install the version that wrote it" in second.line()
-    assert [entry.kind for entry in held.held()] == [kinds.IMAGE, "hologram"]
+    assert [entry.kind for entry in held.held()] == ["image", "hologram"]
     assert not folder.exists()
     held.close()
 

@@ -7,23 +7,24 @@ import errno
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from boot_rig import Agent, BootRig, boot_layout, connect, prepared, run
-from network_lab import Cluster, Host, inside, lease_of, plan_of, real_cluster, usable
+from network_lab import Cluster, Host, inside, lease_of, network_findings, plan_of, real_cluster, usable
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation, Segment
-from vhpc_slurm.node import resources
-from vhpc_slurm.node.boot import agent, network
+from vhpc_slurm.node.boot import agent
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, owned, plan, segment, tools
+from vhpc_slurm.node.resource import network, registry
+from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import segments
-from vhpc_slurm.reconcile.finding import Kind
 
 pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 layout = boot_layout
@@ -84,14 +85,14 @@ def test_guests_get_the_taps_that_were_made_before_them(
     ]
     # (libvirt and helper processes are stand-ins here: their releases are tested elsewhere)
     keep = tuple(kind for kind in kinds if kind != "network")
-    assert resources.release_all(rig.work.layout, rig.work.journal, keep) == []
+    assert registry.release_all(rig.work.layout, rig.work.journal, keep) == []
     assert nothing_left()
 
 
 def test_a_guest_may_take_a_while_to_find_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     lease = lease_of(1, VNI, "n1", "n2")
-    interface = plan_of(lease, "n2").guests[0].interface
-    assert interface is not None
+    guest = plan_of(lease, "n2").guests[0]
+    work = cast(Any, SimpleNamespace(lease=lease))
     asked: list[tuple[object, ...]] = []
     answers = [errno.ENODEV, errno.ENODEV, 0]
 
@@ -102,15 +103,15 @@ def test_a_guest_may_take_a_while_to_find_its_interface(monkeypatch: pytest.Monk
                 raise ChannelRefusedError("guest operation network failed", number)
 
     monkeypatch.setattr(network, "AGAIN_S", 0.0)
-    network.configure(lease, interface, cast(Any, Slow()), 5.0)
-    assert asked == [(interface, "vhpc0", ("n1", "n2"), 5.0, (("n1", 2), ("n2", 2)))] * 3
+    JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
+    assert asked == [(guest.interface, "vhpc0", ("n1", "n2"), 5.0, (("n1", 2), ("n2", 2)))] * 3
     answers[:] = [errno.ENOSYS]
     with pytest.raises(ChannelRefusedError):
-        network.configure(lease, interface, cast(Any, Slow()), 5.0)
+        JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
     answers[:] = [errno.ENODEV] * 2
     monkeypatch.setattr(network, "PROBE_S", 0.0)
     with pytest.raises(ChannelRefusedError):
-        network.configure(lease, interface, cast(Any, Slow()), 5.0)
+        JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
 
 
 def test_names_lead_to_the_addresses_of_all_guests() -> None:
@@ -142,24 +143,24 @@ def test_a_journaled_segment_is_kept_and_its_firewall_restored(
     connect(monkeypatch, Agent())
     run(rig)
     node_layout = rig.work.layout
-    assert list(segments.audit(node_layout)) == []
+    assert list(network_findings(node_layout)) == []
     before = sorted(tools.run("nft", "list", "ruleset").splitlines())
     tools.run("nft", "flush", "ruleset")
-    found, port = segments.audit(node_layout)
+    found, port = network_findings(node_layout)
     assert [found.kind, port.kind] == [Kind.FIREWALL] * 2
     assert found.what == "VNI 5000 of generation 42.0.0123abcd has lost its nftables tables"
     assert port.what == "this node has lost its nftables table vhpc-port"
     found.repair()
     assert sorted(tools.run("nft", "list", "ruleset").splitlines()) == before
-    assert list(segments.audit(node_layout)) == []
+    assert list(network_findings(node_layout)) == []
     (holder,) = [ref for ref, _ in process.marked("42.0.0123abcd")]
     process.end(holder)
-    (found,) = segments.audit(node_layout)
+    (found,) = network_findings(node_layout)
     assert found.kind is Kind.FIREWALL
     assert "generation 42.0.0123abcd has lost the process that keeps copies of its tables" in found.what
     found.repair()
     assert sorted(tools.run("nft", "list", "ruleset").splitlines()) == before
-    assert list(segments.audit(node_layout)) == []
+    assert list(network_findings(node_layout)) == []
 
 
 @pytest.mark.promise("net.flush")
@@ -180,24 +181,24 @@ def test_the_nodes_own_table_is_made_again_after_a_job(
     run(rig)
     node_layout = rig.work.layout
     keep = tuple(entry.kind for entry in rig.work.journal.held() if entry.kind != "network")
-    assert resources.release_all(node_layout, rig.work.journal, keep) == []
-    assert list(segments.audit(node_layout)) == []
+    assert registry.release_all(node_layout, rig.work.journal, keep) == []
+    assert list(network_findings(node_layout)) == []
     before = tools.run("nft", "list", "ruleset")
     assert before.count("udp dport @ports") == 2
     tools.run("nft", damage)
-    (found,) = segments.audit(node_layout)
+    (found,) = network_findings(node_layout)
     assert (found.kind, found.what) == (Kind.FIREWALL, "this node has lost its nftables table vhpc-port")
     found.repair()
     assert tools.run("nft", "list", "ruleset") == before
-    assert list(segments.audit(node_layout)) == []
+    assert list(network_findings(node_layout)) == []
 
 
 def test_a_damaged_journal_does_not_stop_other_checks(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = Path(rig.work.layout.journals).iterdir()
     path.write_bytes(b'{"event": "acquire"}\n' + path.read_bytes())
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     tools.run("ip", "tuntap", "add", "dev", "vhpc5001g0", "mode", "tap")
-    (found,) = segments.audit(rig.work.layout)
+    (found,) = network_findings(rig.work.layout)
     with pytest.raises(VhpcError):
         found.repair()
     assert [name for name, _ in segment.found()] == ["vhpc5001g0"], "it may be that journal's"
@@ -208,9 +209,9 @@ def test_what_a_hook_is_working_on_is_left_to_it(rig: BootRig, monkeypatch: pyte
     run(rig)
     tools.run("nft", "flush", "ruleset")
     with joblock.held(rig.work.layout, rig.work.lease.generation.job_id, timeout_s=5.0):
-        found = [one.what for one in segments.audit(rig.work.layout)]
+        found = [one.what for one in network_findings(rig.work.layout)]
         assert found == ["this node has lost its nftables table vhpc-port"], "no hook is at work on this one"
-    assert len(list(segments.audit(rig.work.layout))) == 2
+    assert len(list(network_findings(rig.work.layout))) == 2
 
 
 def test_what_no_journal_has_is_removed(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_what_no_journal_has_is_removed(rig: BootRig, monkeypatch: pytest.Monkey
     node_layout = rig.work.layout
     for path in Path(node_layout.journals).iterdir():
         path.unlink()
-    found = list(segments.audit(node_layout))
+    found = list(network_findings(node_layout))
     assert [one.kind for one in found] == [Kind.ORPHAN_NETWORK] * 2
     assert "vhpcb5000" in found[0].what
     for one in found:
@@ -234,7 +235,7 @@ def test_an_interface_without_an_alias_is_known_by_its_vni(
     run(rig)
     for name in ("vhpc5000g9", "vhpc5001g0"):
         tools.run("ip", "tuntap", "add", "dev", name, "mode", "tap")
-    (found,) = segments.audit(rig.work.layout)
+    (found,) = network_findings(rig.work.layout)
     assert "vhpc5001g0 of generation unknown" in found.what
     assert "vhpc5000g9" not in found.what
     found.repair()
@@ -246,7 +247,7 @@ def test_foreign_interfaces_are_left_alone_whatever_their_names(layout: Layout, 
     tools.run("ip", "tuntap", "add", "dev", "vhpc7g0", "mode", "tap")
     tools.run("ip", "link", "set", "dev", "vhpc7g0", "alias", "of another program")
     tools.run("nft", "add", "table", "inet", "vhpc_other")
-    assert list(segments.audit(layout)) == []
+    assert list(network_findings(layout)) == []
     segment.release(Generation(7, 0, "0" * 8), 7)
     assert [name for name, _ in segment.found()] == ["vhpc7g0"]
 
@@ -257,9 +258,9 @@ def test_a_failing_kernel_is_reported_only_if_there_is_a_segment(
     rig.work.journal.acquire("network", "network:5000", vni=5000, port=1, local="192.0.2.1", peers=[])
     with monkeypatch.context() as patch:
         patch.setattr(tools, "WHERE", "/nowhere")
-        (found,) = segments.audit(rig.work.layout)
+        (found,) = network_findings(rig.work.layout)
         assert "ip is not installed" in found.what
         with pytest.raises(NodeError):
             found.repair()
         rig.work.journal.released("network:5000")
-        assert list(segments.audit(rig.work.layout)) == []
+        assert list(network_findings(rig.work.layout)) == []

@@ -28,6 +28,7 @@ from network_lab import (
     Host,
     inside,
     ip,
+    network_findings,
     real_cluster,
     usable,
 )
@@ -38,12 +39,11 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Generation, SiteInterface
-from vhpc_slurm.node import resources
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import owned, site, tools
+from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import segments
-from vhpc_slurm.reconcile.finding import Kind
 
 pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 layout = boot_layout
@@ -264,22 +264,22 @@ def test_guests_get_slots_and_lose_them_with_their_job(rig: BootRig, monkeypatch
     for slot, text in enumerate(rig.hypervisor.domains):
         assert f'<mac address="{mac(f"198.51.100.2{slot}").hex(":")}"/>' in text
         assert f'<target dev="vhpcs{slot}" managed="no"/>' in text
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     tools.run("nft", "flush", "ruleset")
-    found = list(segments.audit(rig.work.layout))
+    found = list(network_findings(rig.work.layout))
     assert [one.kind for one in found] == [Kind.FIREWALL] * 2
     for one in found:
         one.repair()
     for ref, _ in list(process.marked(str(GENERATION))):
         process.end(ref)
-    for one in (found := list(segments.audit(rig.work.layout))):
+    for one in (found := list(network_findings(rig.work.layout))):
         one.repair()
     assert len(found) == 2
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     held = [entry.kind for entry in rig.work.journal.held()]
     assert held.index("site") > held.index("domain"), "it is released after its domain"
     keep = tuple(kind for kind in held if kind != "site")
-    assert resources.release_all(rig.work.layout, rig.work.journal, keep) == []
+    assert registry.release_all(rig.work.layout, rig.work.journal, keep) == []
     assert nothing_left()
 
 
@@ -292,16 +292,16 @@ def test_a_name_without_an_address_leaves_nothing(rig: BootRig, monkeypatch: pyt
         run(rig)
     (entry,) = [entry for entry in rig.work.journal.held() if entry.kind == "site"]
     assert (entry.data["slot"], entry.data["ipv4"]) == (0, "")
-    assert list(segments.audit(rig.work.layout)) == []
+    assert list(network_findings(rig.work.layout)) == []
     keep = tuple(one.kind for one in rig.work.journal.held() if one.kind != "site")
-    assert resources.release_all(rig.work.layout, rig.work.journal, keep) == []
+    assert registry.release_all(rig.work.layout, rig.work.journal, keep) == []
     assert nothing_left()
 
 
 @pytest.mark.promise("site.release")
 def test_taps_and_tables_without_a_journal_are_removed(layout: Layout, node: Host) -> None:
     os.close(guest(3).fd)
-    found = list(segments.audit(layout))
+    found = list(network_findings(layout))
     assert [one.kind for one in found] == [Kind.ORPHAN_NETWORK] * 2
     for one in found:
         one.repair()

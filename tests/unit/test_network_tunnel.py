@@ -29,6 +29,7 @@ from network_lab import (
     inside,
     ip,
     lease_of,
+    network_findings,
     ours,
     plan_of,
     real_cluster,
@@ -52,11 +53,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import tunnel_keys
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import TunnelKeyPairs
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.network import firewall, probe, segment, tools
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import segments
-from vhpc_slurm.reconcile.finding import Kind
 
 pytestmark = pytest.mark.skipif(bool(tunnels_usable()), reason=tunnels_usable())
 cluster = real_cluster
@@ -324,7 +324,7 @@ def test_kill_9_at_any_step_and_reconciliation_leave_nothing(n1: Host, tmp_path:
         done = _killed_at(n1, pairs, step, half=half)
         most = max(most, len(left(n1)))
         with inside(n1.namespace):
-            for one in segments.audit(layout):
+            for one in network_findings(layout):
                 assert one.kind is Kind.ORPHAN_NETWORK
                 one.repair()
         assert left(n1) == [], f"after command {step}"
@@ -349,10 +349,10 @@ def test_a_lost_firewall_is_made_again_from_the_journal(n1: Host, tmp_path: Path
         assert any(f"vhpcw{VNI}" in line for line in before)
         n1.run("nft", "flush", "ruleset")
         with inside(n1.namespace):
-            (lost,) = segments.audit(layout)
+            (lost,) = network_findings(layout)
             assert lost.kind is Kind.FIREWALL
             lost.repair()
-            assert list(segments.audit(layout)) == []
+            assert list(network_findings(layout)) == []
         assert sorted(n1.run("nft", "list", "ruleset").splitlines()) == before
         assert not any(
             key in path.read_text() for path in layout.journals.iterdir() for key in pairs.private_keys

@@ -23,7 +23,8 @@ from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Generation, Share
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import disks, joblock, journal, kinds, outbox, pins, statefile, timeline, uids
+from vhpc_slurm.node.resource import uid as uids
+from vhpc_slurm.node.store import disks, joblock, journal, outbox, pins, statefile, timeline
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit
@@ -131,7 +132,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in expected]
     assert sorted(finding.kind for finding in found) == expected
     journal = Journal(layout.journals, Generation.parse(GENERATION))
-    journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
+    journal.acquire("uid", f"uid:{uid}", uid=uid)
     for finding in found:
         finding.repair()
     assert layout.job(42).is_dir()

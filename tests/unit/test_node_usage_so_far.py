@@ -21,17 +21,19 @@ from vhpc_slurm.errors import FabricError, TeardownError
 from vhpc_slurm.hooks import common, healthcheck
 from vhpc_slurm.model import Generation, GuestUsage, NodeUsage, SharedIo
 from vhpc_slurm.node import teardown
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.guest import usage, wire
 from vhpc_slurm.node.guest.channel import GuestChannel
 from vhpc_slurm.node.guest.usage import AskedGuest
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.process import ProcessRef
-from vhpc_slurm.node.store import joblock, journal, kinds
+from vhpc_slurm.node.resource.domain import held_guests
+from vhpc_slurm.node.store import joblock, journal
 from vhpc_slurm.node.store import usage as stored
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout, domain_name
 from vhpc_slurm.reconcile import sofar
-from vhpc_slurm.reconcile.finding import Kind, RepairResult
+from vhpc_slurm.reconcile.finding import RepairResult
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -83,10 +85,10 @@ def held(
         for number in range(guests):
             layout.guest(generation.job_id, number).mkdir(parents=True)
             name = domain_name(generation, number)
-            book.acquire(kinds.DOMAIN, f"domain:{name}", name=name, uid=1)
+            book.acquire("domain", f"domain:{name}", name=name, uid=1)
         for number, data in enumerate(daemons):
-            book.acquire(kinds.PROCESS, f"process:g{index}:virtiofsd:site{number}", role="virtiofsd", **data)
-        book.acquire(kinds.PROCESS, f"process:g{index}:shim", role="shim", pid=1, started=1)
+            book.acquire("process", f"process:g{index}:virtiofsd:site{number}", role="virtiofsd", **data)
+        book.acquire("process", f"process:g{index}:shim", role="shim", pid=1, started=1)
 
 
 def attach(layout: Layout, generation: Generation, guest: Guest, index: int = 0) -> None:
@@ -123,7 +125,7 @@ def test_the_counts_of_a_process_that_has_ended_are_not_known(daemon: subprocess
 def test_daemons_of_a_guest_are_found_in_the_journal(layout: Layout) -> None:
     held(layout, FIRST, 2, {"pid": 10, "started": 1}, {"pid": 11, "started": 2})
     entries = journal.read_entries(layout.journals, FIRST)
-    first, second = usage.held_guests(layout, entries)
+    first, second = held_guests(layout, entries)
     assert (first.folder, second.folder) == (layout.guest(7, 0), layout.guest(7, 1))
     assert first.daemons == (ProcessRef(10, 1), ProcessRef(11, 2))
     assert second.daemons == ()
@@ -131,7 +133,7 @@ def test_daemons_of_a_guest_are_found_in_the_journal(layout: Layout) -> None:
 
 def test_a_daemon_without_a_pid_makes_the_sum_unknown(layout: Layout) -> None:
     held(layout, FIRST, 1, {"pid": 10, "started": 1}, {})
-    (only,) = usage.held_guests(layout, journal.read_entries(layout.journals, FIRST))
+    (only,) = held_guests(layout, journal.read_entries(layout.journals, FIRST))
     assert only.daemons is None
     assert usage.of_guests([only]) == (GuestUsage(0, missing="the guest had ended"),)
 

@@ -21,11 +21,11 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.exchange import AnswerError, UnusableError
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Stage, Timeline
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.reconcile import acknowledging, audit, run
-from vhpc_slurm.reconcile.finding import Kind
 
 needs_munged = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 

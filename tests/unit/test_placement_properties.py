@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node.store.reservations import of_plan
+from vhpc_slurm.node.resource.reservations import of_plan
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import fold
 

@@ -19,12 +19,13 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hooks import barrier, bringup, timelimit
 from vhpc_slurm.model import Allocation, Generation, LeaseState, Segment
-from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot import permission
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import refusal
-from vhpc_slurm.node.store import joblock, kinds, timeline
+from vhpc_slurm.node.resource.image import Image
+from vhpc_slurm.node.store import joblock, timeline
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations
 from vhpc_slurm.reconcile import ended_jobs
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -129,7 +130,7 @@ def test_what_cannot_be_released_stays_in_the_journal(node: Node, monkeypatch: p
     def busy(*_: object) -> None:
         raise TeardownError("the image is in use")
 
-    monkeypatch.setitem(resources._RELEASES, kinds.IMAGE, busy)
+    monkeypatch.setattr(Image, "release", busy)
     with pytest.raises(TeardownError, match="the image is in use"):
         node.run()
     assert node.held == ["image"]
@@ -297,7 +298,7 @@ def test_a_tombstone_written_in_between_is_no_internal_error(
 def stale(node: Node) -> Generation:
     old = Generation(42, 0, "ffffffff")
     with_old = Journal(node.layout.journals, old)
-    with_old.acquire(kinds.RUN_DIR, "rundir:x", path=str(node.layout.job(42)))
+    with_old.acquire("rundir", "rundir:x", path=str(node.layout.job(42)))
     with_old.close()
     node.layout.job(42).mkdir(parents=True)
     return old

@@ -13,7 +13,8 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Allocation, Generation, ImageIdentity, Lease, LeaseState, NodeAllocation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot import reserve as boot_reserve
-from vhpc_slurm.node.store import joblock, reservations
+from vhpc_slurm.node.resource import reservations
+from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder

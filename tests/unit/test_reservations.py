@@ -20,8 +20,7 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import resources
-from vhpc_slurm.node.store import kinds, reservations
+from vhpc_slurm.node.resource import registry, reservations
 from vhpc_slurm.node.store.journal import Journal, read_entries
 from vhpc_slurm.node.store.layout import Layout
 
@@ -58,7 +57,7 @@ def plan(generation: Generation, *guests: tuple[int, ...]) -> NodePlan:
 
 
 def test_what_a_plan_takes_is_read_back_from_the_journal(layout: Layout) -> None:
-    reservations.reserve(Journal(layout.journals, FIRST), plan(FIRST, (4, 2), (6,)))
+    reservations.Reservations().take(Journal(layout.journals, FIRST), plan(FIRST, (4, 2), (6,)))
     assert reservations.live(layout) == (
         Reservation("42.0.0123abcd", 0, (2, 4), ((1, 1024),), 2048, ("0000:0b:00.0",)),
         Reservation("42.0.0123abcd", 1, (6,), ((1, 1024),), 2048, ("0000:0b:00.1",)),
@@ -66,8 +65,8 @@ def test_what_a_plan_takes_is_read_back_from_the_journal(layout: Layout) -> None
 
 
 def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
-    reservations.reserve(Journal(layout.journals, FIRST), plan(FIRST, (0,)))
-    reservations.reserve(Journal(layout.journals, SECOND), plan(SECOND, (1,)))
+    reservations.Reservations().take(Journal(layout.journals, FIRST), plan(FIRST, (0,)))
+    reservations.Reservations().take(Journal(layout.journals, SECOND), plan(SECOND, (1,)))
     assert [reservation.generation for reservation in reservations.live(layout, excluding=FIRST)] == [
         str(SECOND)
     ]
@@ -75,17 +74,17 @@ def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
 
 def test_a_reservation_ends_when_all_of_it_is_released(layout: Layout) -> None:
     journal = Journal(layout.journals, FIRST)
-    reservations.reserve(journal, plan(FIRST, (0,)))
-    assert resources.release_all(layout, journal) == []
+    reservations.Reservations().take(journal, plan(FIRST, (0,)))
+    assert registry.release_all(layout, journal) == []
     assert reservations.live(layout) == ()
 
 
 def test_a_reservation_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
     """Its release comes after the guest's own, and what failed stays in the journal."""
     journal = Journal(layout.journals, FIRST)
-    reservations.reserve(journal, plan(FIRST, (0,)))
-    journal.acquire(kinds.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
-    assert [entry.kind for entry in journal.held()] == [kinds.DOMAIN, kinds.RESERVATION]
+    reservations.Reservations().take(journal, plan(FIRST, (0,)))
+    journal.acquire("domain", "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
+    assert [entry.kind for entry in journal.held()] == ["domain", "claim"]
 
 
 def test_reading_a_journal_changes_nothing_of_it(layout: Layout) -> None:
@@ -105,7 +104,7 @@ def test_no_journal_holds_nothing(layout: Layout) -> None:
 
 
 def test_a_damaged_reservation_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
-    Journal(layout.journals, FIRST).acquire(kinds.RESERVATION, "claim:g0", cpus="all")
+    Journal(layout.journals, FIRST).acquire("claim", "claim:g0", cpus="all")
     with pytest.raises(NodeError, match="is damaged"):
         reservations.live(layout)
 
@@ -118,7 +117,7 @@ def _reserve_lowest(
         held = {cpu for reservation in reservations.live(layout) for cpu in reservation.cpus}
         cpu = min(set(range(cpus)) - held)
         time.sleep(0.1)
-        reservations.reserve(Journal(layout.journals, generation), plan(generation, (cpu,)))
+        reservations.Reservations().take(Journal(layout.journals, generation), plan(generation, (cpu,)))
         found.put(cpu)
 
 

@@ -42,10 +42,10 @@ LAYERS = {
     ),
     "node": (
         {"boot", "teardown"},
-        {"plan", "resources"},
+        {"plan", "resource"},
         {"guest", "devices", "network"},
         {"store"},
-        {"host"},
+        {"host", "finding"},
     ),
 }
 LIBVIRT_CALLER = "node/guest/libvirtd.py"

@@ -28,7 +28,7 @@ from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import identities
 from vhpc_slurm.node.guest import console, ports
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.slurm.port import SlurmJob
 
 TWO = replace(request(), guests_per_node=2)

@@ -29,9 +29,10 @@ from vhpc_slurm.domain.plain import PORT_NAME
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef
-from vhpc_slurm.node.boot import network as boot_network
-from vhpc_slurm.node.guest import channel, helpers, peers, wire
+from vhpc_slurm.node.boot import helpers
+from vhpc_slurm.node.guest import channel, peers, wire
 from vhpc_slurm.node.network import nat, segment
+from vhpc_slurm.node.resource import job_network
 
 PROTOCOL = (LIB / "protocol.h").read_text()
 # Section 9 has the frames of `vhpc forward`, which are others than the agent's.
@@ -117,7 +118,7 @@ def test_the_agent_waits_as_long_as_a_site_may_set(constants: dict[str, int]) ->
 
 
 def test_the_network_operation_has_the_same_limits(constants: dict[str, int]) -> None:
-    assert constants["NODELIST_MAX"] == boot_network.NODELIST_MAX
+    assert constants["NODELIST_MAX"] == job_network.NODELIST_MAX
     assert constants["NETWORK_MTU_MIN"] == LEAST_MTU == segment.LEAST_MTU
     assert constants["NETWORK_MTU_MAX"] >= 65465  # the most of network.mtu
 

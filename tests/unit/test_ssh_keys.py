@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -25,10 +26,10 @@ from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, SshKeys
-from vhpc_slurm.node.boot import network
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of
 from vhpc_slurm.node.network import plan
+from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.slurm import connect
 
 JOB = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099)
@@ -196,9 +197,8 @@ class Guest:
 def configured(guest: Guest, keys: SshKeys | None) -> None:
     lease = lease_of(1, 5000, "n1", "n2")
     force_setattr(lease, "ssh", keys)
-    interface = plan_of(lease, "n2").guests[0].interface
-    assert interface is not None
-    network.configure(lease, interface, cast(Any, guest), 5.0)
+    work = cast(Any, SimpleNamespace(lease=lease))
+    JobNetwork().configure(work, plan_of(lease, "n2").guests[0], cast(Any, guest), 5.0)
 
 
 def test_a_guest_gets_the_keys_and_their_owner() -> None:

@@ -32,9 +32,9 @@ from vhpc_slurm.controller.wire_types import LeaseWire, Wire
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, NodeSegment, SshKeys, Tunnel, TunnelKeyPairs, TunnelKeys
-from vhpc_slurm.node.boot import network as boot
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.network import firewall, plan, probe, segment, tools, tunnel
+from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.slurm import connect
 
 SITE = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099, encryption="wireguard")
@@ -270,7 +270,7 @@ def test_a_node_that_demands_encryption_refuses_a_plain_segment() -> None:
         lease=lease, plan=plan_of(lease, "n1"), layout=SimpleNamespace(config=Config(network=SITE))
     )
     with pytest.raises(FabricError, match=r"the network of 1\.0\.00000001 is not encrypted: .*vhpc\.toml"):
-        boot.connect(cast(Boot, work))
+        JobNetwork().prepare(cast(Boot, work))
 
 
 @pytest.mark.promise("net.wireguard-only")

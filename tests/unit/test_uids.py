@@ -17,9 +17,9 @@ from pace import limit
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import kinds, uids
+from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.resource import uid as uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -92,9 +92,9 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
         while not list(process.of_uid(uid)):
             time.sleep(0.01)
         journal = Journal(layout.journals, Generation.parse(GENERATION))
-        journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
-        journal.acquire(kinds.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
-        assert resources.release_all(layout, journal, ()) == []
+        journal.acquire("uid", f"uid:{uid}", uid=uid)
+        journal.acquire("domain", "domain:vhpc-none", name="vhpc-none", uid=uid)
+        assert registry.release_all(layout, journal, ()) == []
         assert process.alive(ref)
         assert list(uids.allocated(layout)) == [(uid, other)]
     finally:

@@ -17,7 +17,7 @@ from stepd import needs_root
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.guest.helpers import LOG, Helpers
+from vhpc_slurm.node.boot.helpers import LOG, Helpers
 from vhpc_slurm.node.host import process, userlimits
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout

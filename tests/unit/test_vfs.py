@@ -18,11 +18,11 @@ from vhpc_slurm.hardware import VfIdentity
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, vf, vf_drivers
 from vhpc_slurm.node.devices.vf import PARKED_GUID, ParkError, VfError
+from vhpc_slurm.node.finding import NodeFinding
+from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit
-from vhpc_slurm.reconcile.finding import NodeFinding
 
 ONE = VfIdentity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
 MAC, VLAN, SPOOFCHK, STATE, RATE, TRUST, NODE, PORT = 1, 2, 4, 5, 6, 9, 10, 11  # if_link.h
@@ -200,7 +200,7 @@ def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
 
 def take(rig: Rig, *found: Device) -> Journal:
     journal = Journal(rig.layout.journals, GENERATION)
-    assignment.acquire(rig.layout, journal, passthrough(*found, role="vf"), rig.host)
+    AssignedDevice().take(rig.layout, journal, passthrough(*found, role="vf"), rig.host)
     return journal
 
 
@@ -261,7 +261,7 @@ def audited(rig: Rig) -> Rig:
 
 
 def unparked(rig: Rig) -> list[NodeFinding]:
-    return list(audit._unparked_functions(rig.layout))
+    return list(AssignedDevice().orphans(rig.layout))
 
 
 def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:

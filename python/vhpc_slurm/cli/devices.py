@@ -15,7 +15,7 @@ from vhpc_slurm.node.devices import assignment as node_devices
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.host import inventory
 from vhpc_slurm.node.host.pci import ADDRESS
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import pool
 from vhpc_slurm.placement.usage import fold

@@ -63,7 +63,7 @@ def _this(config: Config, node: str) -> Picture:
     if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "only root can see the resources of guests"))
     remarks = (*host.remarks, *_libvirt(config, host))
-    from vhpc_slurm.node.store import reservations
+    from vhpc_slurm.node.resource import reservations
     from vhpc_slurm.node.store.layout import Layout
 
     try:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.devices import setup
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.usage import fold
 

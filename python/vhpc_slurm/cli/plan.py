@@ -31,7 +31,7 @@ from vhpc_slurm.node.devices import assignment, gpumap
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.plan import PlanInput
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold

@@ -26,8 +26,7 @@ from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import GuestPlan, Lease, NodePlan
-from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
-from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import reach
 from vhpc_slurm.node.network.plan import Peer, reach_targets
 from vhpc_slurm.node.store.journal import Stopped

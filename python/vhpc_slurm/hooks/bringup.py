@@ -22,7 +22,8 @@ from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment, quarantine
 from vhpc_slurm.node.guest import busy, console, libvirtd, refusal, shares
 from vhpc_slurm.node.host import accounts, inventory
-from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline, usage
+from vhpc_slurm.node.resource.run_folder import RunFolder
+from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, ended_jobs
@@ -228,11 +229,7 @@ def _has_ended(job: _Job) -> bool:
 
 
 def _open_run_dir(job: _Job) -> None:
-    layout, lease = job.layout, job.lease
-    path = layout.job(lease.generation.job_id)
-    job.journal.acquire(kinds.RUN_DIR, f"rundir:{path}", path=str(path))
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    path.mkdir(mode=0o711)
+    RunFolder().take(job.layout, job.journal)
     _write_state(job, {"status": "booting"})
 
 

@@ -16,9 +16,10 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import sofar
-from vhpc_slurm.reconcile.finding import Kind, RepairResult
+from vhpc_slurm.reconcile.finding import RepairResult
 from vhpc_slurm.reconcile.run import reconcile
 
 

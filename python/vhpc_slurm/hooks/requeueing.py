@@ -12,7 +12,8 @@ from vhpc_slurm.controller.exchange import AnswerError
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, Lease, LeaseState
-from vhpc_slurm.node.store import kinds, statefile, timeline
+from vhpc_slurm.node.resource.run_folder import RunFolder
+from vhpc_slurm.node.store import statefile, timeline
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError
@@ -118,14 +119,11 @@ def _tell_tasks(config: Config, env: common.HookEnv, line: str) -> None:
     if env.uid is None:
         return
     layout, generation = Layout(config), Generation.without_lease(env.job_id, env.restart)
-    folder = layout.job(env.job_id)
     fields = {"status": "failed", "kind": FabricError.kind, "message": line}
     try:
         journal = Journal(layout.journals, generation)
         try:
-            journal.acquire(kinds.RUN_DIR, f"rundir:{folder}", path=str(folder))
-            folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o711)
+            RunFolder().take(layout, journal)
             header = statefile.header(generation, common.spank("IMAGE") or "unknown")
             statefile.write_state(layout.state_file(env.job_id), header | fields, env.uid)
         finally:

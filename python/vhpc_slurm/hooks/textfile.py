@@ -14,9 +14,10 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.store import images, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile.finding import Kind, RepairResult
+from vhpc_slurm.reconcile.finding import RepairResult
 
 NAME = "vhpc.prom"
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
 from vhpc_slurm.node.guest import usage
-from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
-from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, GuestChannel
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.resource.domain import Domain, held_guests
+from vhpc_slurm.node.resource.run_folder import RunFolder
 from vhpc_slurm.node.store import usage as stored_usage
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -37,7 +37,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         TeardownError: something is left; its line names all of it.
     """
     held = journal.held()
-    domains = [entry for entry in held if entry.kind == kinds.DOMAIN]
+    domains = [entry for entry in held if entry.kind == Domain.kind]
     if domains:
         keep_usage(layout, journal.generation, held)
     if domains and layout.config.guests.poweroff_timeout_s > 0:
@@ -51,7 +51,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
 
 def release_guests(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """Release all but the run folder, whose state file the SPANK plugin still has to read."""
-    quarantined = _release(layout, journal, recorder, keep=(kinds.RUN_DIR,))
+    quarantined = _release(layout, journal, recorder, keep=(RunFolder.kind,))
     if quarantined:
         raise QuarantinedError(quarantined)
 
@@ -70,7 +70,7 @@ def _release(
 ) -> tuple[QuarantineRecord, ...]:
     """Release; returns what was put into quarantine."""
     with recorder.stage("release"):
-        failures = resources.release_all(layout, journal, keep)
+        failures = registry.release_all(layout, journal, keep)
         quarantined = [failure for failure in failures if isinstance(failure, QuarantinedError)]
         if len(quarantined) < len(failures):
             raise TeardownError(
@@ -86,7 +86,7 @@ def keep_usage(layout: Layout, generation: Generation, held: Sequence[Entry]) ->
 
     Nobody waits for accounting: what fails here is only missing there.
     """
-    found = usage.of_guests(usage.held_guests(layout, held))
+    found = usage.of_guests(held_guests(layout, held))
     try:
         stored_usage.keep(layout.usage(generation), found)
     except OSError as err:

@@ -17,7 +17,8 @@ import time
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import steps
-from vhpc_slurm.node.store import joblock, journal, reservations
+from vhpc_slurm.node.resource import reservations
+from vhpc_slurm.node.store import joblock, journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import left_nodes
 from vhpc_slurm.reconcile.audit import tombstone_and_clear

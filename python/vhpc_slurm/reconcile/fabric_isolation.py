@@ -16,12 +16,13 @@ from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseRecord
 from vhpc_slurm.node import teardown
-from vhpc_slurm.node.devices import assignment
-from vhpc_slurm.node.store import joblock, journal, kinds, statefile
+from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.resource.device import AssignedDevice
+from vhpc_slurm.node.resource.run_folder import RunFolder
+from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 
 log = logging.getLogger("vhpc")
 LOCK_TIMEOUT_S = 30.0
@@ -49,7 +50,7 @@ def findings(
         seen = lost.get(str(generation))
         if fabric.safe and seen is None:
             continue
-        if any(entry.kind != kinds.RUN_DIR for entry in journal.read_entries(layout.journals, generation)):
+        if any(entry.kind != RunFolder.kind for entry in journal.read_entries(layout.journals, generation)):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = (
                 Kind.OPEN_FABRIC,
@@ -76,7 +77,7 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write_state(path, fields | failed, record.lease.request.uid)
             # Before the guests end, which may take a while.
-            assignment.disconnect(layout, journal.held())
+            AssignedDevice().disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
             teardown.release_guests(layout, journal, recorder)
         finally:

@@ -17,14 +17,14 @@ from typing import Any
 
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState
-from vhpc_slurm.node.boot.network import name_guests
-from vhpc_slurm.node.guest.channel import GuestChannel
-from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.guest.channel import ROOT_SOCKET, GuestChannel
 from vhpc_slurm.node.network import plan, segment, tools
-from vhpc_slurm.node.store import joblock, journal, kinds
+from vhpc_slurm.node.resource.domain import Domain
+from vhpc_slurm.node.resource.job_network import JobNetwork, name_guests
+from vhpc_slurm.node.store import joblock, journal
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 from vhpc_slurm.slurm.port import RUNNING, Slurm
 
 log = logging.getLogger("vhpc")
@@ -88,7 +88,7 @@ def _left(lease: Lease, known: Sequence[LeaseRecord]) -> tuple[str, ...]:
 
 
 def _segment_entry(entries: Sequence[Entry]) -> Entry | None:
-    return next((entry for entry in entries if entry.kind == kinds.NETWORK), None)
+    return next((entry for entry in entries if entry.kind == JobNetwork.kind), None)
 
 
 def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> Non
             return  # the job has ended meanwhile
         segment.forget(lease, node, left)
         for domain in entries:
-            if domain.kind == kinds.DOMAIN:
+            if domain.kind == Domain.kind:
                 _name_guests(layout, node, lease, domain.data, left)
         found = Journal(layout.journals, lease.generation)
         try:

@@ -21,10 +21,10 @@ from functools import partial
 
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, LeaseRecord
+from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, SlurmJob, requeue_or_cancel
 

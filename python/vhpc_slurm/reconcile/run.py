@@ -13,10 +13,11 @@ from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.store import joblock, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, audit, ended_jobs, fabric_isolation, left_nodes, lost_jobs
-from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
+from vhpc_slurm.reconcile.finding import RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 

@@ -14,6 +14,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation, GuestUsage, NodeUsage
 from vhpc_slurm.node.guest import usage
 from vhpc_slurm.node.guest.usage import AskedGuest
+from vhpc_slurm.node.resource.domain import held_guests
 from vhpc_slurm.node.store import joblock, journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -50,7 +51,7 @@ def _running(layout: Layout) -> list[Generation]:
 
 def _guests(layout: Layout, generation: Generation) -> list[AskedGuest]:
     try:
-        return usage.held_guests(layout, journal.read_entries(layout.journals, generation))
+        return held_guests(layout, journal.read_entries(layout.journals, generation))
     except VhpcError as err:
         log.info("what %s has used is not known: %s", generation, err.line())
         return []

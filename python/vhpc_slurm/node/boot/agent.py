@@ -12,12 +12,19 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.boot import diagnose, network
+from vhpc_slurm.node.boot import diagnose
+from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, ports
-from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
-from vhpc_slurm.node.guest.helpers import ROOT_SOCKET, Helpers
+from vhpc_slurm.node.guest.channel import (
+    ROOT_SOCKET,
+    ChannelError,
+    ChannelRefusedError,
+    ChannelSilentError,
+    GuestChannel,
+)
 from vhpc_slurm.node.network.plan import names as segment_names
+from vhpc_slurm.node.resource.registry import NETWORKS
 
 ASK_FIRST_S, ASK_S = 2.0, 10.0
 """Longest wait for a guest before the caller is asked whether to go on: at first, so that those who wait
@@ -108,12 +115,8 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.helpers[guest.index].shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
-        if guest.interface is not None:
-            network.configure(work.lease, guest.interface, channel, timeout_s)
-        if guest.nat is not None:
-            network.configure_outside(guest.nat, channel, timeout_s)
-        if guest.site is not None:
-            network.configure_site(config.network, guest.site, channel, timeout_s)
+        for network in NETWORKS:
+            network.configure(work, guest, channel, timeout_s)
         if guest.port_guids:
             wait_s = config.fabric.guest_timeout_s
             ports.find(

@@ -14,13 +14,11 @@ from vhpc_slurm.catalog import with_list
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.resource.process import Process
 from vhpc_slurm.node.store.peers import membership, offers, tree
 from vhpc_slurm.node.store.peers.client import Lineage
 from vhpc_slurm.node.store.peers.process import listen, start
 
-KEY = "process:peers"
-"""Of the serving process in the journal."""
 log = logging.getLogger("vhpc")
 
 
@@ -59,14 +57,14 @@ def _serve(work: Boot, offer: offers.Offer, port: int) -> None:
     path = work.layout.job(work.lease.generation.job_id) / "peers.log"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     with listener:
-        work.journal.acquire(kinds.PROCESS, KEY, role="peers")
+        key = Process().announce(work.journal, "peers", "peers")
         output = os.open(path, flags, 0o600)
         try:
             ref = start(work.layout.config, listener, generation, output)
         except NodeError as err:
             log.warning("peers: this node does not serve its image: %s", err.line())
-            work.journal.released(KEY)
+            work.journal.released(key)
             return
         finally:
             os.close(output)
-        work.journal.update(KEY, pid=ref.pid, started=ref.started)
+        Process().note(work.journal, key, ref)

@@ -10,8 +10,11 @@ from pathlib import Path
 from vhpc_slurm.model import HostInventory, Lease, NodePlan, Share
 from vhpc_slurm.node import plan
 from vhpc_slurm.node.boot.state import Boot
-from vhpc_slurm.node.devices import assignment, gpumap, nvswitch
-from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.devices.nvswitch import Fmpm
+from vhpc_slurm.node.resource import reservations
+from vhpc_slurm.node.resource.device import AssignedDevice
+from vhpc_slurm.node.resource.nvswitch import NvSwitch
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal
@@ -53,7 +56,7 @@ def reserve(
         made = plan.make(layout, plan.of_lease(lease, host, shares, usage, devices))
         if isinstance(made, Refusal):
             raise made.error()
-        reservations.reserve(journal, made)
+        reservations.Reservations().take(journal, made)
     return made
 
 
@@ -74,7 +77,7 @@ def take_devices(work: Boot) -> None:
         held = fold(reservations.live(layout, excluding=lease.generation)).devices
         wanted = [device for guest in work.plan.guests for device in guest.devices]
         try:
-            assignment.acquire(layout, work.journal, wanted, assignment.HostState(held))
+            AssignedDevice().take(layout, work.journal, wanted, assignment.HostState(held))
             break
         except assignment.UnfitError as err:
             log.warning("%s; planning again without them", err.line())
@@ -83,4 +86,4 @@ def take_devices(work: Boot) -> None:
     config = layout.config
     if config.devices.fmpm:
         modules = gpumap.modules(Path(config.placement.gpu_map))
-        nvswitch.acquire(nvswitch.Fmpm(config.devices), work.journal, work.plan, modules)
+        NvSwitch().take(Fmpm(config.devices), work.journal, work.plan, modules)

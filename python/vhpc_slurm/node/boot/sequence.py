@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 
-from vhpc_slurm.node.boot import agent, diagnose, network, permission, reserve, start
+from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, start
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import refusal
+from vhpc_slurm.node.resource.memory import Memory
+from vhpc_slurm.node.resource.registry import NETWORKS
 
 
 def boot(work: Boot) -> Generator[None, None, None]:
@@ -35,13 +38,14 @@ def boot(work: Boot) -> Generator[None, None, None]:
     with work.recorder.stage("image", work.image.digest):
         yield from start.stage_image(work)
     start.make_cgroup(work)
-    start.announce_memory(work)
+    work.memory = Memory().take(work.journal, work.account.uid)
     if devices := [device.address for guest in work.plan.guests for device in guest.devices]:
         with work.recorder.stage("devices", " ".join(devices)):
             reserve.take_devices(work)
     if work.plan.segment is not None:
         with work.recorder.stage("network", f"VNI {work.plan.segment.vni}"):
-            network.connect(work)
+            for network in NETWORKS:
+                work.plan = network.prepare(work)
     if any(guest.disk_mib for guest in work.plan.guests):
         first = work.plan.guests[0]
         place = f", mounted at {first.disk_mount}" if first.disk_mount else ""
@@ -52,10 +56,9 @@ def boot(work: Boot) -> Generator[None, None, None]:
         for guest in work.plan.guests:
             stage = work.recorder.stage(f"start g{guest.index}", guest.emulator_choice)
             with stage, diagnose.placed(work, guest):
-                start.start_guest(work, guest)
-                started.append((guest, time.monotonic()))
-        for planned, since in started:
-            guest = next(one for one in work.plan.guests if one.index == planned.index)  # start completes it
+                started.append((start.start_guest(work, guest), time.monotonic()))
+        work.plan = replace(work.plan, guests=tuple(guest for guest, _ in started))
+        for guest, since in started:
             with work.recorder.stage(f"agent g{guest.index}"), diagnose.placed(work, guest):
                 channel = yield from agent.reach(work, guest, since)
             with channel, work.recorder.stage(f"setup g{guest.index}"):

@@ -12,19 +12,22 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.boot import network, peers
+from vhpc_slurm.node.boot import peers
+from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot
-from vhpc_slurm.node.guest import console, memory, refusal
-from vhpc_slurm.node.guest.helpers import Helpers
+from vhpc_slurm.node.guest import console, refusal
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.limits import limits_of
-from vhpc_slurm.node.store import disks, images, kinds, room, timeline, uids
+from vhpc_slurm.node.resource.cgroup import ControlGroup
+from vhpc_slurm.node.resource.disk import Disk
+from vhpc_slurm.node.resource.domain import Domain
+from vhpc_slurm.node.resource.image import Image
+from vhpc_slurm.node.resource.registry import NETWORKS
+from vhpc_slurm.node.resource.uid import Uid
+from vhpc_slurm.node.store import disks, images, timeline
 
-MEMORY = "memory"
-"""Its key in the journal."""
 SLOW_S = 5.0
 """If QEMU starts so slowly, a trial shows whether a limit of the user keeps a daemon from answering it."""
 SOURCES = "image sources"
@@ -33,9 +36,7 @@ SOURCES = "image sources"
 
 def stage_image(work: Boot) -> Iterator[None]:
     """Pin the image and copy it to the node; yields during a long copy."""
-    digest = work.image.digest
-    work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
-    room.pin(work.layout, work.image, str(work.lease.generation))
+    Image().take(work.layout, work.journal, work.image)
     lineage, began = peers.begin(work), timeline.now()
     work.staged = yield from images.stage(work.layout, work.image, work.account, lineage)
     if work.staged.sources:
@@ -48,20 +49,7 @@ def make_cgroup(work: Boot) -> None:
     if work.layout.config.guests.cgroups == "off":
         return
     with work.recorder.stage("cgroup"):
-        generation = str(work.lease.generation)
-        work.journal.acquire(kinds.CGROUP, f"cgroup:{generation}")
-        work.cgroup = Cgroup.of(generation)
-        work.cgroup.create(limits_of(work.plan, work.layout.config.guests))
-
-
-def announce_memory(work: Boot) -> None:
-    """Note in the journal who may have memory of the guests.
-
-    Before all guests, so that its release comes after all of them have ended:
-    what is charged to the control group belongs to them together.
-    """
-    work.memory.owners.append(work.account.uid)
-    work.journal.acquire(kinds.MEMORY, MEMORY, owners=work.memory.owners)
+        work.cgroup = ControlGroup().take(work.journal, limits_of(work.plan, work.layout.config.guests))
 
 
 def make_disks(work: Boot) -> None:
@@ -71,31 +59,31 @@ def make_disks(work: Boot) -> None:
         UserError: they are larger than the site allows, or than what is free here.
         NodeError: this node cannot make them.
     """
-    generation, guests = work.lease.generation, work.plan.guests
+    guests = work.plan.guests
     disks.check_space(work.layout, sum(guest.disk_mib for guest in guests), work.plan.node)
     for guest in guests:
-        name = disks.path(work.layout, generation, guest.index).name
-        work.journal.acquire(kinds.DISK, f"disk:{name}", index=guest.index)
-        disks.make(work.layout, generation, guest.index, guest.disk_mib, work.plan.node)
+        Disk().take(work.layout, work.journal, guest.index, guest.disk_mib, work.plan.node)
 
 
-def start_guest(work: Boot, guest: GuestPlan) -> None:
-    """Start one guest with its share daemons and its passt."""
+def start_guest(work: Boot, guest: GuestPlan) -> GuestPlan:
+    """Start one guest with its share daemons and its passt; its plan with what its networks add."""
     assert work.staged is not None
+    assert work.memory is not None
     layout, paths = work.layout, guest.paths
     run_dir = Path(paths.run_dir)
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: only root may reach it
     Path(paths.agent_socket).parent.mkdir(mode=0o700)
-    uid = _allocate_uid(work)
-    work.memory.owners.append(uid)
-    work.journal.update(MEMORY, owners=work.memory.owners)
+    uid = Uid().take(layout, work.journal)
+    work.memory.add_owner(uid)
     limits = limits_of(work.plan, layout.config.guests)
     helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
     work.helpers[guest.index] = helpers
     helpers.start_daemons(work.plan.shares)
-    network.connect_outside(work, guest, uid)
-    guest = network.connect_site(work, guest)
+    for network in NETWORKS:
+        guest = network.connect(work, guest, uid)
+    if guest.nat is not None:
+        helpers.start_passt(guest.nat)
     console.prepare(Path(paths.console_log), uid, work.account.uid)
     if guest.disk_mib:
         disks.give(layout, work.lease.generation, guest.index, uid)
@@ -111,28 +99,15 @@ def start_guest(work: Boot, guest: GuestPlan) -> None:
         libvirt_version=libvirt_version,
         shares=helpers.shares,
     )
-    work.journal.acquire(kinds.DOMAIN, f"domain:{spec.name}", name=spec.name, uid=uid)
     _create(work, spec, uid)
     for path in boot_files:
         path.unlink()  # QEMU has read them
-    for ref in process.of_uid(uid):
-        work.memory.inodes |= memory.of_process(ref.pid)
-        if work.cgroup is not None:
-            work.cgroup.add(ref.pid)
-    work.journal.update(MEMORY, inodes=sorted(work.memory.inodes))
-
-
-def _allocate_uid(work: Boot) -> int:
-    announced: list[str] = []
-
-    def announce(uid: int) -> None:
-        """Journal first; a number that another job took meanwhile is crossed out again."""
-        if announced:
-            work.journal.released(announced.pop())
-        announced.append(f"uid:{uid}")
-        work.journal.acquire(kinds.UID, announced[0], uid=uid)
-
-    return uids.allocate(work.layout, str(work.lease.generation), announce)
+    pids = [ref.pid for ref in process.of_uid(uid)]
+    if work.cgroup is not None:
+        for pid in pids:
+            work.cgroup.add(pid)
+    work.memory.add_guest(pids)
+    return guest
 
 
 def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
@@ -154,7 +129,12 @@ def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
                 raise error
 
     try:
-        work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch)
+        Domain().take(
+            work.journal,
+            spec.name,
+            uid,
+            lambda: work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch),
+        )
     except UserError:
         for ref in process.of_uid(uid):
             process.end(ref)  # libvirt waits for it

@@ -6,26 +6,19 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node.guest import memory
-from vhpc_slurm.node.guest.helpers import Helpers
+from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.resource.memory import GuestMemory
 from vhpc_slurm.node.store.images import StagedImage
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
 
 
-class GuestMemory(Struct):
-    """Memory of all guests: uids whose processes may have it, and its memfds."""
-
-    owners: list[int]
-    inodes: set[memory.Inode]
-
-
 class Boot(Struct):
-    """Everything that one boot works with; the last four are filled in as it goes on.
+    """Everything that one boot works with.  The boot fills in staged, cgroup, memory and helpers.
 
     Attributes:
         plan: replaced when virtual functions turn out to be unfit (``reserve.take_devices``).
@@ -43,5 +36,5 @@ class Boot(Struct):
     hypervisor: Hypervisor
     staged: StagedImage | None = None
     cgroup: Cgroup | None = None
-    memory: GuestMemory = field(default_factory=lambda: GuestMemory([], set()))
+    memory: GuestMemory | None = None
     helpers: dict[int, Helpers] = field(default_factory=dict)

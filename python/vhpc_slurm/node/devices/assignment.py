@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device assignment: devices are bound with a journal, and released clean or quarantined.
+"""Device assignment: devices are checked and bound, and released clean or quarantined.
 
 A device that fails any check is put into quarantine instead of being released:
 it stays bound to vfio-pci, so that no host driver uses it, and no plan contains
@@ -8,9 +8,7 @@ it until ``vhpc devices clear`` has checked it again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import field
@@ -20,12 +18,9 @@ from vhpc_slurm.hardware import GPU, VF, NodeDevices, PassthroughDevice, VfIdent
 from vhpc_slurm.node.devices import aer, gpumap, preflight, quarantine, scrub, vf, vf_drivers, vfio
 from vhpc_slurm.node.devices.preflight import VFIO, DeviceError
 from vhpc_slurm.node.host import attribute, sysfs
-from vhpc_slurm.node.store.journal import Entry, Journal
-from vhpc_slurm.node.store.kinds import DEVICE
+from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
-
-AT_ONCE = 32  # devices that are released in parallel; the threads only wait
 
 
 class UnfitError(DeviceError):
@@ -64,62 +59,23 @@ def handed_out(layout: Layout) -> NodeDevices:
     return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read_records(layout)))
 
 
-def acquire(
-    layout: Layout,
-    journal: Journal,
-    devices: Sequence[PassthroughDevice],
-    host: HostState,
+def bind(
+    layout: Layout, generation: str, entry: Entry, device: PassthroughDevice, before: preflight.Before
 ) -> None:
-    """Bind a job's devices to vfio-pci, and give its virtual functions their identities.
-
-    Args:
-        layout: of this node.
-        journal: the job's journal.
-        devices: of all guests of the job; virtual functions with their identities.
-        host: paths, and holders of devices.
-
-    All are checked before the first one is changed.
+    """Bind a device to vfio-pci, and give a virtual function its identity; the journal has its entry.
 
     Raises:
-        UnfitError: virtual functions cannot be assigned; others may serve.
-        DeviceError: one cannot be assigned; nothing was changed.
-        QuarantinedError: one got stuck during the change.
-        NodeError: the kernel refused one.
-        Stopped: the job was ended meanwhile.
+        QuarantinedError: it got stuck during the change.
+        NodeError: the kernel refused.
     """
-    config = layout.config.devices
-    case = preflight.CheckInput(
-        root=layout.config.host.sysfs_root,
-        config=config,
-        mine=frozenset(device.address for device in devices),
-        held=host.held,
-        quarantined=frozenset(record.address for record in quarantine.read_records(layout)),
-        proc=host.proc,
-        dev=host.dev,
-    )
-    looked = _look(layout, case, devices)
-    for device, before in zip(devices, looked, strict=True):
-        journal.acquire(
-            DEVICE,
-            f"{DEVICE}:{device.address}",
-            address=device.address,
-            role=device.role,
-            driver=before.driver,
-            override=before.override,
-            methods=before.methods,
-            group=before.group,
-            aer=aer.counts(preflight.device_path(case.root, device.address)),
-        )
-        try:
-            vfio.bind(case.root, device.address, before, config.timeout_s)
-            if device.role == VF:
-                # after its driver is unbound, which keeps old values; before the guest's driver reads them
-                vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
-                vf.configure(vf_driver, device.address, _identity(device))
-        except attribute.StuckError as err:
-            raise _quarantine(
-                layout, str(journal.generation), journal.entry(f"{DEVICE}:{device.address}"), err.line()
-            ) from err
+    root, timeout_s = layout.config.host.sysfs_root, layout.config.devices.timeout_s
+    try:
+        vfio.bind(root, device.address, before, timeout_s)
+        if device.role == VF:
+            # after its driver is unbound, which keeps old values; before the guest's driver reads them
+            vf.configure(vf_drivers.find(root, device.address, timeout_s), device.address, _identity(device))
+    except attribute.StuckError as err:
+        raise _quarantine(layout, generation, entry, err.line()) from err
 
 
 def _identity(device: PassthroughDevice) -> VfIdentity:
@@ -132,16 +88,27 @@ def _identity(device: PassthroughDevice) -> VfIdentity:
     return device.identity
 
 
-def _look(
-    layout: Layout, case: preflight.CheckInput, devices: Sequence[PassthroughDevice]
-) -> list[preflight.Before]:
-    """Check all devices.
+def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState) -> list[preflight.Before]:
+    """Check all devices of a job before the first one is changed.
 
     Slurm chose the GPUs, so a failed check of one is the node's fault.  Slurm
     only counts virtual functions: one that fails its own check is quarantined, a
     busy one is skipped, and another may take its place.  A check that would fail
     for all of them quarantines none.
+
+    Raises:
+        UnfitError: virtual functions cannot be assigned; others may serve.
+        DeviceError: another device cannot be assigned.
     """
+    case = preflight.CheckInput(
+        root=layout.config.host.sysfs_root,
+        config=layout.config.devices,
+        mine=frozenset(device.address for device in devices),
+        held=host.held,
+        quarantined=frozenset(record.address for record in quarantine.read_records(layout)),
+        proc=host.proc,
+        dev=host.dev,
+    )
     found: list[preflight.Before] = []
     unfit: list[quarantine.QuarantineRecord] = []
     busy: dict[str, str] = {}
@@ -212,41 +179,6 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
         raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
 
 
-def release_together(
-    layout: Layout, generation: str, entries: Sequence[Entry], host: HostState | None = None
-) -> Iterator[tuple[Entry, Exception | None]]:
-    """Release devices in parallel; yields each with its result, in the order of completion.
-
-    Clearing a GPU's memory takes long, and all GPUs of a large node must be
-    clear before Slurm's timeout of the Epilog.
-    """
-
-    def clear_lane(lane: list[Entry]) -> list[tuple[Entry, Exception | None]]:
-        found: list[tuple[Entry, Exception | None]] = []
-        for entry in lane:
-            try:
-                release(layout, generation, entry, host)
-            except (VhpcError, OSError) as err:
-                found.append((entry, err))
-            else:
-                found.append((entry, None))
-        return found
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
-            yield from ended.result()
-
-
-def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Devices that are released one after the other: GPUs of one bus, which a bus reset would affect."""
-    found: dict[str, list[Entry]] = {}
-    for entry in entries:
-        address = str(entry.data["address"])
-        bus = address.rpartition(":")[0]
-        found.setdefault(bus if entry.data["role"] == GPU else address, []).append(entry)
-    return list(found.values())
-
-
 def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
     """Disconnect a virtual function from its network.
 
@@ -274,17 +206,6 @@ def park(layout: Layout, address: str) -> None:
     """
     timeout_s = layout.config.devices.timeout_s
     vf.park(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
-
-
-def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
-    """Disconnect a generation's virtual functions from their networks now, while a guest may have them.
-
-    The release repeats it, and quarantines those that are still connected.
-    """
-    for entry in entries:
-        if entry.kind == DEVICE and entry.data["role"] == VF:
-            with contextlib.suppress(VhpcError, OSError):
-                park(layout, str(entry.data["address"]))
 
 
 def why_not_parked(layout: Layout, address: str) -> str:

@@ -14,17 +14,13 @@ the GPUs does not know their PCI addresses.
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
 from vhpc_slurm.config import Devices
-from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hardware import GPU
-from vhpc_slurm.model import NodePlan
-from vhpc_slurm.node.store.journal import Entry, Journal
-from vhpc_slurm.node.store.kinds import NVSWITCH
+from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, UserError
 from vhpc_slurm.record import Record
 
 
@@ -139,60 +135,6 @@ def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], nod
     )
 
 
-def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
-    """Activate the partition of each guest with GPUs.
-
-    Args:
-        provider: the service that manages the partitions.
-        journal: the job's journal.
-        plan: has the GPUs of each guest.
-        modules: module by PCI address.
-
-    Raises:
-        UserError, FabricError: as ``choose``.
-        NodeError: the GPU map lacks a module, a partition is in use, or does not become active.
-        Stopped: the job was ended meanwhile.
-    """
-    for guest in plan.guests:
-        gpus = [device.address for device in guest.devices if device.role == GPU]
-        if not gpus:
-            continue
-        unknown = [address for address in gpus if address not in modules]
-        if unknown:
-            raise NodeError(
-                f"the GPU map of {plan.node} has no module for {', '.join(unknown)}",
-                "the Fabric Manager identifies GPUs only by their modules",
-                "write it after the address: INDEX ADDRESS MODULE",
-            )
-        one = choose(provider.partitions(), frozenset(modules[address] for address in gpus), plan.node)
-        if one.active:
-            raise NodeError(
-                f"NVSwitch partition {one.number} of {plan.node} is active already",
-                "no job holds it: another program activated it, or a crash left it active",
-                f"fmpm -d {one.number}, when no process uses its GPUs",
-            )
-        journal.acquire(NVSWITCH, f"{NVSWITCH}:{one.number}", number=one.number)
-        provider.activate(one.number)
-        if not _active(provider, one.number):
-            raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")
-
-
-def release(provider: Provider, entry: Entry) -> None:
-    """Deactivate a partition; idempotent, also if it never became active.
-
-    Raises:
-        TeardownError: it stays active, or its state cannot be read.
-    """
-    number = int(entry.data["number"])
-    try:
-        if _active(provider, number):
-            provider.deactivate(number)
-        left = _active(provider, number)
-    except NodeError as err:
-        raise TeardownError(f"NVSwitch partition {number} may still be active", err.line()) from err
-    if left:
-        raise TeardownError(f"NVSwitch partition {number} is still active", "", f"fmpm -d {number}")
-
-
-def _active(provider: Provider, number: int) -> bool:
+def is_active(provider: Provider, number: int) -> bool:
+    """Whether a partition is active."""
     return any(one.active for one in provider.partitions() if one.number == number)

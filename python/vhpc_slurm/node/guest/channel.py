@@ -38,6 +38,7 @@ from vhpc_slurm.node.guest.wire import (
 )
 
 __all__ = [
+    "ROOT_SOCKET",
     "ChannelError",
     "ChannelRefusedError",
     "ChannelSilentError",
@@ -51,6 +52,8 @@ VERSION_MIN = 1
 VERSION_MAX = 1
 
 _CONNECT_RETRY_S = 0.02
+ROOT_SOCKET = "root.sock"
+"""The shim's socket that only root can connect to: no user can keep its queue full."""
 PORT_INDEX_BYTES = 4
 
 

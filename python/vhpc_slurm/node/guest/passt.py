@@ -15,9 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import NatInterface
-from vhpc_slurm.node.guest.channel import GuestChannel
-from vhpc_slurm.node.guest.wire import Op, Tag, put
 from vhpc_slurm.node.host import process
 
 NAME = "passt"
@@ -70,26 +67,6 @@ def hand_over(path: Path, ref: process.ProcessRef, owner: int, qemu_uid: int, ti
         link.chmod(0o600)
     finally:
         os.close(fd)
-
-
-def configure(channel: GuestChannel, found: NatInterface, name: str, timeout_s: float) -> None:
-    """Configure a guest's interface to passt, its default route and its DNS servers.
-
-    Args:
-        channel: to the guest.
-        found: the interface; without DNS servers the image's resolv.conf stays.
-        name: that it gets in the guest.
-        timeout_s: deadline.
-
-    Raises:
-        ChannelRefusedError: ENODEV: the guest has no interface with this address (yet); ENOSYS: the
-            image's agent does not know the operation; else it cannot do it.
-        ChannelError: silence, or the channel was closed.
-    """
-    body = put(Tag.MAC, bytes.fromhex(found.mac.replace(":", "")))
-    body += put(Tag.INTERFACE, name) + put(Tag.MTU, found.mtu)
-    body += put(Tag.IPV4, found.ipv4) + put(Tag.GATEWAY, found.gateway)
-    channel.ask(Op.NAT, body + b"".join(put(Tag.NAMESERVER, one) for one in found.dns), timeout_s)
 
 
 def _listens(path: Path) -> bool:

@@ -18,14 +18,10 @@ from pathlib import Path
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import FIGURE_MAX, Figures, GuestUsage, SharedIo, StepUsage
 from vhpc_slurm.model.usage import shared_total, total
-from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
-from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of, number
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.process import ProcessRef
-from vhpc_slurm.node.store import kinds
-from vhpc_slurm.node.store.journal import Entry
-from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import printable
 
@@ -51,27 +47,6 @@ class AskedGuest(Record, frozen=True):
 
     folder: Path
     daemons: tuple[ProcessRef, ...] | None = ()
-
-
-def held_guests(layout: Layout, held: Sequence[Entry]) -> list[AskedGuest]:
-    """The guests of a generation, from its journal."""
-    found = []
-    for domain in held:
-        if domain.kind != kinds.DOMAIN:
-            continue
-        folder = layout.guest_of(domain.data["name"])
-        mark = f"process:{folder.name}:"
-        own = [
-            entry.data
-            for entry in held
-            if entry.kind == kinds.PROCESS
-            and entry.key.startswith(mark)
-            and entry.data.get("role") == "virtiofsd"
-        ]
-        known = all("pid" in data for data in own)  # a Prolog may have been killed before it wrote the pid
-        refs = tuple(ProcessRef(data["pid"], data["started"]) for data in own) if known else None
-        found.append(AskedGuest(folder, refs))
-    return found
 
 
 def of_guests(asked: Sequence[AskedGuest], most_steps: int = NODE_STEPS_MAX) -> tuple[GuestUsage, ...]:

@@ -17,11 +17,16 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from vhpc_slurm import files
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.host import process
+from vhpc_slurm.node.resource.protocol import Resource, orphan_of
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
@@ -29,6 +34,42 @@ FIND = "/usr/bin/find"
 LOCK_TIMEOUT_S = 30.0
 SCAN_S = 2.0
 """Limit of the search for files: a user's files in /tmp must not drain a node."""
+
+
+class Uid(Resource):
+    """The uid of a guest's QEMU."""
+
+    kind = "uid"
+
+    def take(self, layout: Layout, journal: Journal) -> int:
+        """Allocate a uid, as ``allocate``.
+
+        Raises:
+            NodeError: no uid is free, another Prolog keeps the lock, or the journal cannot be written.
+            FabricError: the file system of the journal is full.
+            Stopped: the job was ended meanwhile.
+        """
+        announced: list[str] = []
+
+        def announce(uid: int) -> None:
+            """Journal first; if another job took the uid first, its entry is removed."""
+            if announced:
+                journal.released(announced.pop())
+            announced.append(f"{self.kind}:{uid}")
+            journal.acquire(self.kind, announced[0], uid=uid)
+
+        return allocate(layout, str(journal.generation), announce)
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """End the processes of the uid, and remove its allocation."""
+        release(layout, int(entry.data["uid"]), str(generation))
+
+    def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
+        """Uids of generations without a journal."""
+        for uid, name in list(allocated(layout)):
+            what = f"uid {uid} is allocated to generation {name[:40]!r}, which has no journal"
+            repair = partial(release, layout, uid, name)
+            yield from orphan_of(layout, name, Kind.ORPHAN_UID, what, repair)
 
 
 def allocate(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's memory after the guest has ended: no process may still hold it.
+"""The memory of guests, which no process may hold after they have ended.
 
 It is a memfd, shared with the daemons of the guest's folders.  A process that has a
 descriptor of it, or has mapped it, keeps what the guest had in it, and keeps
@@ -9,21 +9,82 @@ the node from having that memory back.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec import Struct, field
+
 from vhpc_slurm.errors import TeardownError
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.resource.protocol import Resource
+from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
+log = logging.getLogger("vhpc")
 Inode = tuple[int, int]
 """Device and inode number."""
 SETTLE_S = 2.0
 SMALL_BYTES = 32 << 20
 """What is not called memory of a guest: files of QEMU's on tmpfs, such as its console."""
+
+
+class GuestMemory(Struct):
+    """Memory of all guests of a generation, as its journal has it.
+
+    Attributes:
+        journal: of the generation.
+        owners: uids whose processes may have it.
+        inodes: its memfds.
+    """
+
+    journal: Journal
+    owners: list[int]
+    inodes: set[Inode] = field(default_factory=set)
+
+    def add_owner(self, uid: int) -> None:
+        """Note another uid, before its first process starts."""
+        self.owners.append(uid)
+        self.journal.update(Memory.kind, owners=self.owners)
+
+    def add_guest(self, pids: Iterable[int]) -> None:
+        """Note the memfds of a guest's QEMU."""
+        for pid in pids:
+            self.inodes |= of_process(pid)
+        self.journal.update(Memory.kind, inodes=sorted(self.inodes))
+
+
+class Memory(Resource):
+    """The memory of a generation's guests; its key is its kind."""
+
+    kind = "memory"
+
+    def take(self, journal: Journal, owner: int) -> GuestMemory:
+        """Announce who may have memory of the guests: first ``owner``, the job's user.
+
+        Before all guests, so that its release comes after all of them have ended:
+        what is charged to the control group belongs to them together.
+
+        Raises:
+            NodeError, FabricError: the journal cannot be written.
+            Stopped: the job was ended meanwhile.
+        """
+        held = GuestMemory(journal, [owner])
+        journal.acquire(self.kind, self.kind, owners=held.owners)
+        return held
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """Verify that no process holds it, after QEMU and the share daemons have ended."""
+        inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
+        owners = [int(uid) for uid in entry.data["owners"]]
+        group = None if layout.config.guests.cgroups == "off" else Cgroup.of(str(generation))
+        for holder in release(inodes, group, owners):
+            log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
 
 
 class Holder(Record, frozen=True):

@@ -18,8 +18,8 @@ from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import Generation, NodePlan
-from vhpc_slurm.node.store import journal, kinds
-from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.resource.protocol import Resource
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 
@@ -38,34 +38,39 @@ def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
     )
 
 
+class Reservations(Resource):
+    """What a plan gives to one guest."""
+
+    kind = "claim"
+
+    def take(self, journal: Journal, plan: NodePlan) -> None:
+        """Record the reservations of a plan's guests; replaces an earlier plan of the same job.
+
+        Raises:
+            Stopped: the job has been ended meanwhile.
+            NodeError: the journal cannot be written.
+        """
+        for entry in journal.held():
+            if entry.kind == self.kind:
+                journal.released(entry.key)
+        for one in of_plan(plan):
+            journal.acquire(self.kind, f"{self.kind}:g{one.guest}", **msgspec.to_builtins(one))
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """CPUs, memory and devices were only planned: removing the entry from the journal frees them."""
+
+
 def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservation, ...]:
     """Reservations of all generations that have a journal here, except one.
 
     Raises:
         NodeError: a journal is damaged, so its guests' reservations are unknown.
     """
-    found = []
-    for generation in journal.generations(layout.journals):
-        if generation == excluding:
-            continue
-        for entry in journal.read_entries(layout.journals, generation):
-            if entry.kind == kinds.RESERVATION:
-                found.append(_parse(layout, generation, entry.data))
-    return tuple(found)
-
-
-def reserve(journal: Journal, plan: NodePlan) -> None:
-    """Record the reservations of a plan's guests; replaces an earlier plan of the same job.
-
-    Raises:
-        Stopped: the job has been ended meanwhile.
-        NodeError: the journal cannot be written.
-    """
-    for entry in journal.held():
-        if entry.kind == kinds.RESERVATION:
-            journal.released(entry.key)
-    for reservation in of_plan(plan):
-        journal.acquire(kinds.RESERVATION, f"claim:g{reservation.guest}", **msgspec.to_builtins(reservation))
+    return tuple(
+        _parse(layout, generation, entry.data)
+        for generation, entry in Reservations().entries(layout)
+        if generation != excluding
+    )
 
 
 @contextlib.contextmanager

@@ -14,20 +14,20 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import GuestPlan, Share
+from vhpc_slurm.model import GuestPlan, NatInterface, Share
 from vhpc_slurm.node.guest import passt, shares
+from vhpc_slurm.node.guest.channel import ROOT_SOCKET
 from vhpc_slurm.node.host import confine, process, userlimits
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError
 from vhpc_slurm.node.host.limits import Limits
-from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.network import nat
+from vhpc_slurm.node.resource.process import Process
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
 NOBODY_GID = 65534
-ROOT_SOCKET = "root.sock"
-"""The shim's socket that only root can connect to: no user can keep its queue full."""
 SHIM_LEFT = (0, 3)
 """Exit statuses of a shim whose guest closed the channel, or broke its protocol (guest/shim/shim.h)."""
 LOG = "helpers.log"
@@ -82,8 +82,7 @@ class Helpers(Struct):
         config = self.layout.config
         started = []
         for share in wanted:
-            key = self._key(f"virtiofsd:{share.tag}")
-            self.journal.acquire(kinds.PROCESS, key, role="virtiofsd", path=share.path)
+            key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
             log, stderr = os.pipe2(os.O_CLOEXEC)
             self._logs[share.tag] = log
             try:
@@ -98,13 +97,13 @@ class Helpers(Struct):
                 )
             finally:
                 os.close(stderr)
-            self.journal.update(key, pid=daemon.ref.pid, started=daemon.ref.started)
-            started.append((share, daemon))
-        for share, daemon in started:
+            Process().note(self.journal, key, daemon.ref)
+            started.append((share, key, daemon))
+        for share, key, daemon in started:
             try:
                 self._daemons[share.tag] = daemon.finish(config.guests.stage_timeout_s)
             except ShareAbsentError:
-                self.journal.released(self._key(f"virtiofsd:{share.tag}"))
+                self.journal.released(key)
                 os.close(self._logs.pop(share.tag))
             except NodeError as err:
                 why = " | ".join(filter(None, (err.why, self._said(share.tag))))
@@ -112,10 +111,8 @@ class Helpers(Struct):
             else:
                 self.shares.append(share)
 
-    def start_passt(self, command: Sequence[str]) -> None:
-        """Start the guest's passt, with the number of QEMU's uid as gid: a packet filter is there for it.
-
-        ``command`` is its command line, with the path of the guest's plan as socket.
+    def start_passt(self, found: NatInterface) -> None:
+        """Start the guest's passt; its gid equals QEMU's uid, and a packet filter matches that gid.
 
         Raises:
             UserError: the user has disturbed it.
@@ -123,21 +120,20 @@ class Helpers(Struct):
         """
         path = Path(self.guest.paths.nat_socket)
         passt.make_directory(path.parent, self.qemu_uid)
-        key = self._key(passt.NAME)
-        self.journal.acquire(kinds.PROCESS, key, role=passt.NAME)
+        key = self._announce(passt.NAME, passt.NAME)
         log, stderr = os.pipe2(os.O_CLOEXEC)
         self._logs[passt.NAME] = log
         own = self._confinement(process.Credentials(self.account.uid, self.qemu_uid))
         try:
             started = confine.start(
-                command,
+                nat.command(self.layout.config.network, found, path),
                 replace(own, limits=(("nofile", passt.OPEN_FILES),)),
                 generation=str(self.journal.generation),
                 stderr=stderr,
             )
         finally:
             os.close(stderr)
-        self.journal.update(key, pid=started.ref.pid, started=started.ref.started)
+        Process().note(self.journal, key, started.ref)
         timeout_s = self.layout.config.guests.stage_timeout_s
         self._daemons[passt.NAME] = started.finish(timeout_s)
         try:
@@ -156,8 +152,7 @@ class Helpers(Struct):
         config, run_dir = self.layout.config, self.run_dir
         listener = shares.listen(run_dir / "run.sock", self.account.uid)
         own = shares.listen(run_dir / ROOT_SOCKET, 0)
-        key = self._key("shim")
-        self.journal.acquire(kinds.PROCESS, key, role="shim")
+        key = self._announce("shim", "shim")
         console = (run_dir / "console.log").open("r+b", buffering=0)
         log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -184,7 +179,7 @@ class Helpers(Struct):
                     stderr=log,
                     pass_fds=fds,
                 )
-                self.journal.update(key, pid=shim.ref.pid, started=shim.ref.started)
+                Process().note(self.journal, key, shim.ref)
                 self.shim = shim.finish(config.guests.stage_timeout_s)
         except process.EndedError as err:
             error = self.disturbed() or self.exhausted()
@@ -247,8 +242,9 @@ class Helpers(Struct):
             refuse=(paths.run, paths.state),
         )
 
-    def _key(self, role: str) -> str:
-        return f"process:g{self.guest.index}:{role}"
+    def _announce(self, name: str, role: str, **data: object) -> str:
+        """Announce a process of this guest in the journal; returns its key."""
+        return Process().announce(self.journal, f"g{self.guest.index}:{name}", role, **data)
 
     def _said(self, tag: str) -> str:
         """The last lines that a daemon wrote: those in its pipe, and those that the shim has logged."""

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network of a job on a node: the devices of its segment, and their firewall."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from vhpc_slurm.errors import FabricError, NodeError
+from vhpc_slurm.model import Generation, GuestInterface, GuestPlan, Lease, NodePlan
+from vhpc_slurm.node import finding
+from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
+from vhpc_slurm.node.guest.peers import give_ssh_keys
+from vhpc_slurm.node.network import firewall, forwarding, owned, plan, segment
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, when_probed
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
+
+NAME = "vhpc0"
+"""Name of the interface in guests, which programs can select."""
+NODELIST_MAX = 120_000
+"""Bytes of VHPC_NODELIST; a longer list is left out, as Linux takes no variable of more than 128 KiB."""
+log = logging.getLogger("vhpc")
+
+
+class JobNetwork(GuestNetwork):
+    """What a node has of the network of a job; all guests of the node have it together."""
+
+    kind = "network"
+    families = firewall.FAMILIES
+    unseen = Kind.ORPHAN_NETWORK
+
+    def prepare(self, work: Work) -> NodePlan:
+        """Make bridge, VXLAN device, taps and firewall; the plan's interfaces get their MTU.
+
+        Raises:
+            FabricError: something of another job has the VNI here, or the segment is not encrypted as
+                this node's configuration demands.
+            NodeError: this node cannot do it.
+            Stopped: the job was ended meanwhile.
+        """
+        found, network = work.plan.segment, work.layout.config.network
+        if found is None:
+            return work.plan
+        if network.encryption == "wireguard" and len(work.lease.segment_nodes) > 1 and not found.tunnel:
+            raise FabricError(
+                f"the network of {work.lease.generation} is not encrypted",
+                "network.encryption of this node is wireguard, that of vhpcd is not",
+                "all hosts must have the same vhpc.toml; restart vhpcd after a change",
+            )
+        room, node = segment.underlay_mtu(found), work.plan.node
+        sized = replace(work.plan, guests=tuple(_sized(guest, room, node) for guest in work.plan.guests))
+        peers = plan.peers(work.lease, node)
+        work.journal.acquire(self.kind, f"{self.kind}:{found.vni}", **segment.entry(found, peers))
+        with ExitStack() as held:
+            if firewall.available():
+                firewall.remember(work.layout.guarded_ports, found.port)
+                held.enter_context(firewall.holding(work.lease.generation, found, peers))
+            segment.build(work.lease, sized, trusted_underlay=network.trusted_underlay)
+        if network.accept_bridged:
+            _pass_chains_of_others()
+        return sized
+
+    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+        """Give the interface its name and addresses, and tell programs the job's guests."""
+        if guest.interface is None:
+            return
+        lease, interface = work.lease, guest.interface
+        when_probed(lambda: name_guests(lease, interface, channel, timeout_s))
+        if lease.ssh is None:
+            return
+        try:
+            give_ssh_keys(channel, lease.ssh, lease.request.uid, lease.request.gid, timeout_s)
+        except ChannelRefusedError as err:
+            # the job can run without it: an older agent, or a program of the image that has port 22
+            log.warning("no ssh to a guest of %s: %s", lease.generation, err.why)
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """Remove the devices and the firewall of the job's segment; its guests have ended."""
+        del layout
+        segment.release(generation, int(entry.data["vni"]))
+
+    def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
+        """As for each network; then what is wrong with the node's own table."""
+        yield from super().orphans(layout)
+        yield from _port(layout)
+
+    def seen(self) -> Seen:
+        """Interfaces, tables and their copies."""
+        held = segment.held().items()
+        interfaces = {name: str(generation or "") for generation, names in held for name in names}
+        tables = {(generation, 0): families for generation, families in firewall.tables().items()}
+        return Seen(interfaces, tables, owned.existing())
+
+    def table(self, generation: Generation, index: int) -> str:
+        """Name of the job's tables."""
+        del index
+        return firewall.table_name(generation)
+
+    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+        """Make the tables again, or their copies, if the devices are there."""
+        if generation in segment.held():
+            make = firewall.hold if copy else firewall.apply
+            make(generation, segment.of_entry(entry.data), entry.data["peers"])
+
+    def unprotect(self, generation: Generation, index: int) -> None:
+        """Remove the tables and their copies."""
+        del index
+        firewall.remove(generation)
+
+    def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
+        """The segment; a node without nftables has no tables."""
+        there = str(key[0]) in seen.interfaces.values() and firewall.available()
+        return f"VNI {entry.data['vni']} of generation {key[0]}" if there else ""
+
+    def stray_interfaces(
+        self, layout: Layout, seen: Seen, known: Mapping[Key, Entry]
+    ) -> Iterator[NodeFinding]:
+        """Interfaces that no journal has, by generation."""
+        by_generation: dict[str, list[str]] = {}
+        for name, generation in seen.interfaces.items():
+            if not _is_owned(known, generation, name):
+                by_generation.setdefault(generation, []).append(name)
+        for generation, names in by_generation.items():
+            what = f"{', '.join(names)} of generation {generation or 'unknown'}, which has no journal"
+            repair = partial(self._remove, layout, generation, names)
+            yield NodeFinding(Kind.ORPHAN_NETWORK, f"network interfaces {what}", repair)
+
+    def _remove(self, layout: Layout, generation: str, names: Sequence[str]) -> None:
+        known = self.announced(layout)
+        segment.remove([name for name in names if not _is_owned(known, generation, name)])
+
+
+def _sized(guest: GuestPlan, room: int, node: str) -> GuestPlan:
+    """A guest whose interface has its MTU, which is at most ``room``."""
+    assert guest.interface is not None
+    mtu = guest.interface.mtu or room
+    if mtu > room:
+        raise NodeError(
+            f"network.mtu is {mtu}, and the underlay of {node} leaves {room}",
+            "larger frames would be lost",
+            "see network.mtu in vhpc.toml(5)",
+        )
+    return replace(guest, interface=replace(guest.interface, mtu=mtu))
+
+
+def _pass_chains_of_others() -> None:
+    """The ready barrier tells the user if frames do not arrive, so a refusal of nftables is no error here."""
+    try:
+        forwarding.accept()
+    except NodeError as err:
+        log.warning("rules of others may drop the frames of job networks: %s", err.line())
+
+
+def name_guests(
+    lease: Lease,
+    interface: GuestInterface,
+    channel: GuestChannel,
+    timeout_s: float,
+    left: Collection[str] = (),
+) -> None:
+    """Configure a guest's interface, and give it the names of all guests except those of nodes in ``left``.
+
+    It can be repeated: an interface that is configured already keeps its addresses and connections.
+
+    Raises:
+        ChannelError: the guest does not do it.
+    """
+    slots = plan.slots(lease, left)
+    names = tuple(name for name, _ in slots)
+    nodelist = names if len(",".join(names)) <= NODELIST_MAX else ()
+    channel.network(interface, NAME, nodelist, timeout_s, slots=slots)
+
+
+def _port(layout: Layout) -> Iterator[NodeFinding]:
+    """The node's own table, which protects nodes of jobs that this node has left."""
+    ports = firewall.remembered(layout.guarded_ports) if firewall.available() else frozenset()
+    if not ports:
+        return
+    repair = partial(firewall.guard, ports)
+    try:
+        if not firewall.guards(ports):
+            what = f"this node has lost its nftables table {firewall.GUARD}"
+            yield NodeFinding(Kind.FIREWALL, what, repair)
+        lacking = forwarding.lacking() if layout.config.network.accept_bridged else ()
+    except NodeError as err:
+        yield finding.of_error(Kind.FIREWALL, err)
+        return
+    for chain in lacking:
+        what = f"chain {chain} may drop frames of job networks, and has lost the rule that accepts them"
+        yield NodeFinding(Kind.FIREWALL, what, forwarding.accept)
+
+
+def _is_owned(known: Mapping[Key, Entry], generation: str, name: str) -> bool:
+    """Whether a journal has an interface; one whose alias is not set yet is known by its VNI."""
+    if generation:
+        return generation in {str(one) for one, _ in known}
+    return plan.vni_of(name) in {entry.data["vni"] for entry in known.values()}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's way to other networks through passt: the packet filter of its passt."""
+
+from __future__ import annotations
+
+from vhpc_slurm.model import Generation, GuestPlan
+from vhpc_slurm.node.finding import Kind
+from vhpc_slurm.node.guest.channel import GuestChannel
+from vhpc_slurm.node.network import nat, owned
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, configure_route
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
+
+NAME = "nat0"
+"""Name of the interface in guests."""
+
+
+class Nat(GuestNetwork):
+    """The packet filter of a guest's passt; the passt itself is a helper process."""
+
+    kind = "nat"
+    families = ("inet",)
+    unseen = Kind.FIREWALL
+
+    def connect(self, work: Work, guest: GuestPlan, uid: int) -> GuestPlan:
+        """Make the filter, before passt starts with the number of QEMU's uid as gid."""
+        if guest.nat is None:
+            return guest
+        nat.check_gid(uid)
+        what = nat.rules(work.layout.config, work.lease, guest.nat.dns)
+        work.journal.acquire(
+            self.kind,
+            f"{self.kind}:g{guest.index}",
+            index=guest.index,
+            gid=uid,
+            dns=what.dns,
+            allow=what.allow,
+            deny=what.deny,
+            port=what.port,
+        )
+        nat.protect(work.lease.generation, guest.index, uid, what)
+        nat.hold(work.lease.generation, guest.index, uid, what)
+        return guest
+
+    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+        """Give the interface its name, its route and DNS servers."""
+        del work
+        if guest.nat is not None:
+            configure_route(channel, guest.nat, NAME, guest.nat.dns, timeout_s)
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """Remove the filter of a passt that has ended."""
+        del layout
+        nat.release(generation, int(entry.data["index"]))
+
+    def seen(self) -> Seen:
+        """Tables and their copies."""
+        tables = {key: frozenset(self.families) for key in nat.tables()}
+        return Seen(tables=tables, copies=owned.existing())
+
+    def table(self, generation: Generation, index: int) -> str:
+        """Name of a guest's table."""
+        return nat.table_name(generation, index)
+
+    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+        """Make the table again, or its copy."""
+        found = {key: tuple(entry.data[key]) for key in ("dns", "allow", "deny")}
+        rules = nat.Rules(**found, port=int(entry.data["port"]))
+        make = nat.hold if copy else nat.protect
+        make(generation, int(entry.data["index"]), int(entry.data["gid"]), rules)
+
+    def unprotect(self, generation: Generation, index: int) -> None:
+        """Remove the table and its copy."""
+        nat.release(generation, index)
+
+    def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
+        """The guest's passt."""
+        del seen, entry
+        return f"passt of guest {key[1]} of generation {key[0]}"

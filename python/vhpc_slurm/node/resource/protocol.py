@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each kind of resource can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+from vhpc_slurm.errors import TeardownError, VhpcError
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.store import journal
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
+
+Result = tuple[Entry, Exception | None]
+"""An entry, and why it was not released; None if it was."""
+OTHER_VERSION = "install the version that wrote it again, then run: vhpc reconcile"
+
+
+class Resource(ABC):
+    """A kind of resource of a node.
+
+    Each kind also has a method ``take``, whose arguments differ: it writes the entry to the journal, and
+    then takes the resource.  A process can be killed between any two steps, so a release must also cope
+    with a resource that was announced and never taken.
+    """
+
+    kind: ClassVar[str]
+    """Its name in journals, those of earlier versions included."""
+
+    @abstractmethod
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """Release a resource; idempotent, and returns only when the resource is free.
+
+        Raises:
+            VhpcError, OSError: it is not free.
+            KeyError, ValueError, TypeError: the entry cannot be used.
+        """
+
+    def release_each(
+        self, layout: Layout, generation: Generation, entries: Sequence[Entry]
+    ) -> Iterator[Result]:
+        """Release resources that were taken together, one after the other; yields the result of each."""
+        for entry in entries:
+            try:
+                self.release(layout, generation, entry)
+            except (VhpcError, OSError) as err:
+                yield entry, err
+            except (KeyError, ValueError, TypeError) as err:
+                why = f"its entry in the journal cannot be used: {err!r}"
+                yield entry, TeardownError(f"cannot release {entry.kind} {entry.key}", why, OTHER_VERSION)
+            else:
+                yield entry, None
+
+    def orphans(self, layout: Layout) -> Iterable[NodeFinding]:
+        """Resources of this kind that no journal has; none if the kind leaves nothing on a node."""
+        del layout
+        return ()
+
+    def entries(self, layout: Layout) -> Iterator[tuple[Generation, Entry]]:
+        """Entries of this kind in all journals of the node.
+
+        Raises:
+            NodeError: a journal cannot be read.
+        """
+        for generation in journal.generations(layout.journals):
+            for entry in journal.read_entries(layout.journals, generation):
+                if entry.kind == self.kind:
+                    yield generation, entry
+
+
+def is_known(layout: Layout, name: str) -> bool:
+    """Whether a generation of this name has a journal now."""
+    return name in {str(generation) for generation in journal.generations(layout.journals)}
+
+
+def unless(owned: Callable[[], bool], repair: Callable[[], object]) -> Callable[[], object]:
+    """Repair only if the resource still has no owner when the repair runs.
+
+    A job may boot meanwhile.  Prolog writes a resource to the journal before it takes the resource, so
+    orphans are listed first, the journals are read afterwards, and once more before anything is removed.
+    """
+
+    def act() -> None:
+        if not owned():
+            repair()
+
+    return act
+
+
+def orphan_of(
+    layout: Layout, name: str, kind: Kind, what: str, repair: Callable[[], object]
+) -> Iterator[NodeFinding]:
+    """The finding about a resource of the generation ``name``, if that has no journal."""
+    if not is_known(layout, name):
+        yield NodeFinding(kind, what, unless(partial(is_known, layout, name), repair))

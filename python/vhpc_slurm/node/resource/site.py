@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's place on the bridge of the site: its slot, its tap and the packet filter of the tap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from vhpc_slurm import files
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Generation, GuestPlan
+from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.guest.channel import GuestChannel
+from vhpc_slurm.node.network import nat, owned, site
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, configure_route
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
+
+NAME = "site0"
+"""Name of the interface in guests."""
+SLOTS_S = 30.0
+
+
+class Site(GuestNetwork):
+    """The tap of a guest on the bridge of the site."""
+
+    kind = "site"
+    families = site.FAMILIES
+    unseen = Kind.FIREWALL
+
+    def connect(self, work: Work, guest: GuestPlan, uid: int) -> GuestPlan:
+        """Give a guest a slot of this node, and make its tap on the bridge of the site."""
+        del uid
+        if guest.site is None:
+            return guest
+        config, layout, journal = work.layout.config.network, work.layout, work.journal
+        mtu, key = site.bridge_mtu(config.site_bridge), f"{self.kind}:g{guest.index}"
+        fd = files.open_lock(layout.state / "site-slots")
+        try:
+            if not files.lock(fd, SLOTS_S):
+                raise NodeError("another job's Prolog holds the lock of the site's slots for too long")
+            slot = site.free_slot(config, {int(entry.data["slot"]) for _, entry in self.entries(layout)})
+            tap = site.tap_name(slot)
+            journal.acquire(self.kind, key, index=guest.index, slot=slot, tap=tap, mac="", ipv4="")
+        finally:
+            os.close(fd)
+        # a resolver may take long: not under the lock
+        ipv4 = site.address(config, work.plan.node, slot)
+        found = replace(guest.site, tap=tap, mac=site.mac(ipv4), mtu=mtu)
+        found = replace(found, ipv4=f"{ipv4}/{config.site_network.prefixlen}")
+        journal.update(key, mac=found.mac, ipv4=ipv4)
+        site.make(work.lease.generation, guest.index, found, isolated=config.site_isolated)
+        return replace(guest, site=found)
+
+    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+        """Give the interface its name, its address, its route and DNS servers."""
+        if guest.site is not None:
+            servers = work.layout.config.network.site_dns[: nat.MAX_DNS]
+            configure_route(channel, guest.site, NAME, servers, timeout_s)
+
+    def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
+        """Remove the tap from the bridge, and its packet filter; the guest has ended."""
+        del layout
+        site.release(generation, int(entry.data["index"]), entry.data["tap"])
+
+    def seen(self) -> Seen:
+        """Taps, tables and their copies."""
+        taps = dict(site.taps())
+        return Seen(taps, {key: frozenset(self.families) for key in site.tables()}, owned.existing())
+
+    def table(self, generation: Generation, index: int) -> str:
+        """Name of a guest's table."""
+        return site.table_name(generation, index)
+
+    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+        """Make the table again, or its copy."""
+        make = site.hold if copy else site.protect
+        port = site.Port(entry.data["tap"], entry.data["mac"], entry.data["ipv4"])
+        make(generation, int(entry.data["index"]), port)
+
+    def unprotect(self, generation: Generation, index: int) -> None:
+        """Remove the table and its copy."""
+        site.release(generation, index, "")
+
+    def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
+        """The guest's tap."""
+        there = entry.data["tap"] in seen.interfaces
+        return f"the tap of guest {key[1]} of generation {key[0]}" if there else ""
+
+    def stray_interfaces(
+        self, layout: Layout, seen: Seen, known: Mapping[Key, Entry]
+    ) -> Iterator[NodeFinding]:
+        """Taps that no journal has."""
+        for tap in seen.interfaces.keys() - _taps(known):
+            of = f"generation {seen.interfaces[tap] or 'unknown'}, which has no journal"
+            repair = partial(self._remove, layout, tap)
+            yield NodeFinding(Kind.ORPHAN_NETWORK, f"network interface {tap} of {of}", repair)
+
+    def _remove(self, layout: Layout, tap: str) -> None:
+        if tap not in _taps(self.announced(layout)):
+            site.remove(tap)
+
+
+def _taps(known: Mapping[Key, Entry]) -> set[str]:
+    return {str(entry.data["tap"]) for entry in known.values()}
