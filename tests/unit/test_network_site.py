@@ -264,6 +264,7 @@ def test_guests_get_slots_and_lose_them_with_their_job(rig: BootRig, monkeypatch
     for slot, text in enumerate(rig.hypervisor.domains):
         assert f'<mac address="{mac(f"198.51.100.2{slot}").hex(":")}"/>' in text
         assert f'<target dev="vhpcs{slot}" managed="no"/>' in text
+        assert 'slot="0x1a"' in text, "no other device has this place"
     assert list(network_findings(rig.work.layout)) == []
     tools.run("nft", "flush", "ruleset")
     found = list(network_findings(rig.work.layout))

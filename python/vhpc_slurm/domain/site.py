@@ -13,4 +13,4 @@ def context(spec: DomainSpec) -> NicContext | None:
     found = spec.guest.site
     if found is None or not found.tap:
         return None
-    return NicContext(found.tap, found.mac, found.queues, found.mtu, slots.NAT)  # a job has no nat as well
+    return NicContext(found.tap, found.mac, found.queues, found.mtu, slots.SITE)

@@ -10,10 +10,11 @@ from __future__ import annotations
 SERIAL = 0x01
 DISK = 0x02
 RNG = 0x03
+SITE = 0x1A
 OWN_DISK = 0x1B
 NAT = 0x1C
 NIC = 0x1D
-_SHARES = range(0x04, OWN_DISK)  # q35's own devices are at the end of the bus
+_SHARES = range(0x04, SITE)  # q35's own devices are at the end of the bus
 
 
 def share_slot(index: int) -> int:

@@ -22,12 +22,7 @@ class ControlGroup(Resource):
     kind = "cgroup"
 
     def take(self, journal: Journal, limits: Limits) -> Cgroup:
-        """Make the control group, before the first process in it exists.
-
-        Raises:
-            NodeError, FabricError: it cannot be made, or the journal cannot be written.
-            Stopped: the job was ended meanwhile.
-        """
+        """Make the control group, before the first process in it exists; NodeError if that fails."""
         generation = str(journal.generation)
         journal.acquire(self.kind, f"{self.kind}:{generation}")
         group = Cgroup.of(generation)

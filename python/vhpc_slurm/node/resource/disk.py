@@ -20,13 +20,7 @@ class Disk(Resource):
     kind = "disk"
 
     def take(self, layout: Layout, journal: Journal, index: int, size_mib: int, node: str) -> None:
-        """Make the disk of the node's guest number ``index``, as ``disks.make``.
-
-        Raises:
-            UserError: the storage has become full.
-            NodeError, FabricError: it cannot be made, or the journal cannot be written.
-            Stopped: the job was ended meanwhile.
-        """
+        """Make the disk of the node's guest number ``index``; raises as ``disks.make``."""
         generation = journal.generation
         name = disks.path(layout, generation, index).name
         journal.acquire(self.kind, f"{self.kind}:{name}", index=index)

@@ -33,11 +33,7 @@ class Domain(Resource):
             journal: of the generation.
             name: of the domain.
             uid: of its QEMU.
-            create: defines and starts the domain.
-
-        Raises:
-            NodeError, FabricError: the journal cannot be written.
-            Stopped: the job was ended meanwhile; also every exception of ``create``.
+            create: starts the domain; its exceptions are passed on.
         """
         journal.acquire(self.kind, f"{self.kind}:{name}", name=name, uid=uid)
         create()

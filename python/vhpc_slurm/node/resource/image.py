@@ -20,12 +20,7 @@ class Image(Resource):
     kind = "image"
 
     def take(self, layout: Layout, journal: Journal, image: ImageIdentity) -> None:
-        """Pin an image before it is copied.
-
-        Raises:
-            NodeError, FabricError: the journal or the store cannot be written.
-            Stopped: the job was ended meanwhile.
-        """
+        """Pin an image before it is copied."""
         journal.acquire(self.kind, f"{self.kind}:{image.digest}", digest=image.digest)
         room.pin(layout, image, str(journal.generation))
 

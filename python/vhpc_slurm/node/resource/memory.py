@@ -69,10 +69,6 @@ class Memory(Resource):
 
         Before all guests, so that its release comes after all of them have ended:
         what is charged to the control group belongs to them together.
-
-        Raises:
-            NodeError, FabricError: the journal cannot be written.
-            Stopped: the job was ended meanwhile.
         """
         held = GuestMemory(journal, [owner])
         journal.acquire(self.kind, self.kind, owners=held.owners)

@@ -57,22 +57,14 @@ class NvSwitch(Resource):
                 raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
-        """Deactivate the partition, if it is active."""
+        """Deactivate the partition, if it is active; TeardownError if it stays so, or cannot be read."""
         del generation
-        deactivate(Fmpm(layout.config.devices), int(entry.data["number"]))
-
-
-def deactivate(provider: Provider, number: int) -> None:
-    """Deactivate a partition; idempotent, also if it never became active.
-
-    Raises:
-        TeardownError: it stays active, or its state cannot be read.
-    """
-    try:
-        if is_active(provider, number):
-            provider.deactivate(number)
-        left = is_active(provider, number)
-    except NodeError as err:
-        raise TeardownError(f"NVSwitch partition {number} may still be active", err.line()) from err
-    if left:
-        raise TeardownError(f"NVSwitch partition {number} is still active", "", f"fmpm -d {number}")
+        provider, number = Fmpm(layout.config.devices), int(entry.data["number"])
+        try:
+            if is_active(provider, number):
+                provider.deactivate(number)
+            left = is_active(provider, number)
+        except NodeError as err:
+            raise TeardownError(f"NVSwitch partition {number} may still be active", err.line()) from err
+        if left:
+            raise TeardownError(f"NVSwitch partition {number} is still active", "", f"fmpm -d {number}")

@@ -25,12 +25,7 @@ class Process(Resource):
     kind = "process"
 
     def announce(self, journal: Journal, name: str, role: str, **data: object) -> str:
-        """Announce a process that is started next; returns its key.
-
-        Raises:
-            NodeError, FabricError: the journal cannot be written.
-            Stopped: the job was ended meanwhile.
-        """
+        """Announce a process that is started next; returns its key."""
         key = f"{self.kind}:{name}"
         journal.acquire(self.kind, key, role=role, **data)
         return key

@@ -24,8 +24,8 @@ class Resource(ABC):
     """A kind of resource of a node.
 
     Each kind also has a method ``take``, whose arguments differ: it writes the entry to the journal, and
-    then takes the resource.  A process can be killed between any two steps, so a release must also cope
-    with a resource that was announced and never taken.
+    then takes the resource.  It raises what ``Journal.acquire`` raises, too.  A process can be killed
+    between any two steps, so a release must also cope with a resource that was announced and never taken.
     """
 
     kind: ClassVar[str]

@@ -23,13 +23,7 @@ class RunFolder(Resource):
     kind = "rundir"
 
     def take(self, layout: Layout, journal: Journal) -> None:
-        """Make the folder.
-
-        Raises:
-            OSError: it is there already, or cannot be made.
-            NodeError, FabricError: the journal cannot be written.
-            Stopped: the job was ended meanwhile.
-        """
+        """Make the folder; OSError if it is there already, or cannot be made."""
         path = layout.job(journal.generation.job_id)
         journal.acquire(self.kind, f"{self.kind}:{path}", path=str(path))
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)

@@ -42,13 +42,7 @@ class Uid(Resource):
     kind = "uid"
 
     def take(self, layout: Layout, journal: Journal) -> int:
-        """Allocate a uid, as ``allocate``.
-
-        Raises:
-            NodeError: no uid is free, another Prolog keeps the lock, or the journal cannot be written.
-            FabricError: the file system of the journal is full.
-            Stopped: the job was ended meanwhile.
-        """
+        """Allocate a uid; raises as ``allocate``."""
         announced: list[str] = []
 
         def announce(uid: int) -> None:
