@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from rig import InternalError, fuzz
 
-from vhpc_slurm.cli.forwardframes import WINDOW, ForwardError
-from vhpc_slurm.cli.forwarding import Forwarding
+from vhpc_slurm.cli.jobs.forwardframes import WINDOW, ForwardError
+from vhpc_slurm.cli.jobs.forwarding import Forwarding
 
 CLIENTS, PIECE = 3, 997
 

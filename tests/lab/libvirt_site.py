@@ -62,7 +62,7 @@ def separate() -> None:
 
 def setup() -> None:
     """The step of `vhpc setup node` that closes the sockets."""
-    from vhpc_slurm.cli import rolesetup
+    from vhpc_slurm.cli.host import setup as rolesetup
 
     place = rolesetup.Place(systemctl="/bin/true")
     (step,) = rolesetup._libvirt_sockets(place, dry_run=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import CheckResult
+from vhpc_slurm.cli.host.checks import CheckResult
 from vhpc_slurm.slurm.settings import SlurmSettings
 
 DATA = Path(__file__).parent.parent / "data" / "slurm-config"

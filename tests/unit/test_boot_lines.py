@@ -23,7 +23,7 @@ from lease_records import LEASE, record
 from vhpcd_process import Vhpcd, make
 
 from pace import limit
-from vhpc_slurm.cli import bootline
+from vhpc_slurm.cli.jobs import bootline
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.cli.web import overview
 from vhpc_slurm.cli.web.gathering import Viewing

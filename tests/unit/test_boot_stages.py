@@ -14,7 +14,7 @@ import pytest
 from boot_rig import NODE, SHARES, Agent, BootRig, StillHelpers, boot_layout, connect, prepared, run
 from stepd import needs_root
 
-from vhpc_slurm.cli import plan as cli_plan
+from vhpc_slurm.cli.host import plan as cli_plan
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import GuestPlan

@@ -18,8 +18,9 @@ import typer
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli import output, settings
+from vhpc_slurm.cli import output
 from vhpc_slurm.cli.main import app
+from vhpc_slurm.cli.site import settings
 from vhpc_slurm.node.guest import libvirtd as node_guest
 from vhpc_slurm.node.guest import refusal
 

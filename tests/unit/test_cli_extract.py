@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.extract import TEMPORARY, extract
+from vhpc_slurm.cli.jobs.extract import TEMPORARY, extract
 from vhpc_slurm.errors import UserError
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli import context, imagebuild
+from vhpc_slurm.cli import context
+from vhpc_slurm.cli.images import build as imagebuild
 from vhpc_slurm.cli.main import main
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,8 @@ from captured import Trees
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli import context, picture
+from vhpc_slurm.cli import context
+from vhpc_slurm.cli.host import picture
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store.journal import Journal
 

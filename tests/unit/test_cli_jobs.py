@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli.console import Cleaner
+from vhpc_slurm.cli.jobs.console import Cleaner
 from vhpc_slurm.model import Generation, Stage, Timeline
 
 ROOT = Path(__file__).parent.parent.parent

@@ -15,7 +15,7 @@ from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.cli import save
+from vhpc_slurm.cli.jobs import save
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli import imageimport, shell
+from vhpc_slurm.cli.images import imports as imageimport
+from vhpc_slurm.cli.jobs import shell
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller

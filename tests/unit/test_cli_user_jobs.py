@@ -19,7 +19,7 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, request, sto
 from forked_vhpc import Forked, run, run_json
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.cli import bootline, userconsole
+from vhpc_slurm.cli.jobs import bootline, userconsole
 from vhpc_slurm.model import GuestPlacement, Lease, NodeReport, Stage, Timeline
 from vhpc_slurm.node.guest import console
 

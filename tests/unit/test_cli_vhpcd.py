@@ -14,7 +14,7 @@ import pytest
 from controller_lab import HAVE_MUNGED, free_port, munged, stop, wait_for
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli.checks import Level, services
+from vhpc_slurm.cli.host.checks import Level, services
 from vhpc_slurm.config import load
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError

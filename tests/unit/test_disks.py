@@ -14,8 +14,8 @@ import pytest
 from node_rig import node_layout
 from stepd import needs_root
 
-from vhpc_slurm.cli.checks import Level
-from vhpc_slurm.cli.checks import disks as doctor
+from vhpc_slurm.cli.host.checks import Level
+from vhpc_slurm.cli.host.checks import disks as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.errors import NodeError, UserError

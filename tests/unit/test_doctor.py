@@ -9,8 +9,8 @@ import pytest
 from doctor_rig import DATA, executable, levels, one, settings
 
 import vhpc_slurm.slurm
-from vhpc_slurm.cli.checks import Level, boottime, services, slurm
-from vhpc_slurm.cli.checks.boottime import NodeSize
+from vhpc_slurm.cli.host.checks import Level, boottime, services, slurm
+from vhpc_slurm.cli.host.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Devices, Guests, Paths, Placement
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database

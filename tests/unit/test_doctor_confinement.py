@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.checks import Level, confinement
+from vhpc_slurm.cli.host.checks import Level, confinement
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.node.host.cgroup import Hierarchy
 

@@ -10,7 +10,7 @@ import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
 
-from vhpc_slurm.cli.checks import CheckResult, Level, devices
+from vhpc_slurm.cli.host.checks import CheckResult, Level, devices
 from vhpc_slurm.node.devices import quarantine, setup
 from vhpc_slurm.slurm.hosts import parse_node_resources
 from vhpc_slurm.slurm.port import NodeResources

@@ -15,7 +15,7 @@ import pytest
 from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
-from vhpc_slurm.cli.checks import CheckResult, Level, fabric
+from vhpc_slurm.cli.host.checks import CheckResult, Level, fabric
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet

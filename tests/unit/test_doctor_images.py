@@ -12,7 +12,7 @@ import pytest
 from doctor_rig import executable
 from site_catalog import publish
 
-from vhpc_slurm.cli.checks import Level, images, imagestore, peers
+from vhpc_slurm.cli.host.checks import Level, images, imagestore, peers
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 

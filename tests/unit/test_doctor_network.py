@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from network_lab import usable
 
-from vhpc_slurm.cli.checks import Level, nat, network, services
+from vhpc_slurm.cli.host.checks import Level, nat, network, services
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import NodeError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from doctor_rig import executable, one
 
-from vhpc_slurm.cli.checks import CheckResult, Level, node
+from vhpc_slurm.cli.host.checks import CheckResult, Level, node
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.controller import Controller
 

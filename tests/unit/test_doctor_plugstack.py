@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.checks import CheckResult, Level, plugstack
+from vhpc_slurm.cli.host.checks import CheckResult, Level, plugstack
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.slurm.settings import SlurmSettings
 

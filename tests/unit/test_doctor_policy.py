@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.checks import Level, policy
+from vhpc_slurm.cli.host.checks import Level, policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images

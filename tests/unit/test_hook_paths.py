@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from doctor_rig import executable
 
-from vhpc_slurm.cli.checks import Level, folders
+from vhpc_slurm.cli.host.checks import Level, folders
 from vhpc_slurm.config import Config, Paths
 
 CHECKOUT = Path(__file__).parents[2]

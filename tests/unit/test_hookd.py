@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from pace import limit
-from vhpc_slurm.cli.checks import Level
-from vhpc_slurm.cli.checks import hookd as doctor
+from vhpc_slurm.cli.host.checks import Level
+from vhpc_slurm.cli.host.checks import hookd as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.hooks import hookd

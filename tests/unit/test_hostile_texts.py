@@ -23,9 +23,11 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.bench.report import Report
 from vhpc_slurm.bench.wish import Wish
-from vhpc_slurm.cli import bench as benches
-from vhpc_slurm.cli import copy, main, output, usagerows
-from vhpc_slurm.cli.extract import Copied, extract
+from vhpc_slurm.cli import main, output
+from vhpc_slurm.cli.bench import acceptance as benches
+from vhpc_slurm.cli.jobs import cp as copy
+from vhpc_slurm.cli.jobs import usagerows
+from vhpc_slurm.cli.jobs.extract import Copied, extract
 from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Figures, JobUsage
 from vhpc_slurm.slurm.scontrol import Scontrol

@@ -17,7 +17,7 @@ import pytest
 from site_catalog import BASE, publish
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli.imagediff import diff
+from vhpc_slurm.cli.images.diff import diff
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import listing, memory

@@ -21,7 +21,7 @@ from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import edit, read_signed, resolve
 from vhpc_slurm.catalog.changes import STAGING
-from vhpc_slurm.cli import imageregistry
+from vhpc_slurm.cli.images import registry as imageregistry
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import pull as pulling

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from vhpc_slurm.cli.imagerelay import Relay
+from vhpc_slurm.cli.images.relay import Relay
 
 
 def test_the_first_node_reads_the_catalogue_and_two_ask_each() -> None:

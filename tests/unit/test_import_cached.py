@@ -17,7 +17,7 @@ from site_catalog import publish
 
 from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.cli import imageimport
+from vhpc_slurm.cli.images import imports as imageimport
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError

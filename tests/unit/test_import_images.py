@@ -20,7 +20,7 @@ from vhpc_slurm.catalog import edit, read_manifest, resolve
 from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.cli import imageimport
+from vhpc_slurm.cli.images import imports as imageimport
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports

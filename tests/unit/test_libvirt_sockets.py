@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from doctor_rig import executable
 
-from vhpc_slurm.cli.checks import Level, libvirtsockets
-from vhpc_slurm.cli.rolesetup import Place, Role, steps
+from vhpc_slurm.cli.host.checks import Level, libvirtsockets
+from vhpc_slurm.cli.host.setup import Place, Role, steps
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.devices.setup import SetupStep, State
 

@@ -24,8 +24,8 @@ from network_lab import (
     usable,
 )
 
-from vhpc_slurm.cli.checks import Level
-from vhpc_slurm.cli.checks import network as doctor
+from vhpc_slurm.cli.host.checks import Level
+from vhpc_slurm.cli.host.checks import network as doctor
 from vhpc_slurm.node.network import forwarding
 
 SYSCTLS = Path("/proc/sys/net/bridge")

@@ -34,7 +34,7 @@ from network_lab import (
 )
 from segment_site import Site, replace_network
 
-from vhpc_slurm.cli.checks import site as doctor
+from vhpc_slurm.cli.host.checks import site as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError

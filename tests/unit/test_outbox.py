@@ -13,8 +13,8 @@ from controller_lab import HAVE_MUNGED, allocation, request
 from doctor_rig import one
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli.checks import Level
-from vhpc_slurm.cli.checks import node as node_checks
+from vhpc_slurm.cli.host.checks import Level
+from vhpc_slurm.cli.host.checks import node as node_checks
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from web_site import host
 
-from vhpc_slurm.cli import picture
+from vhpc_slurm.cli.host import picture
 from vhpc_slurm.hardware import PciFunction, Reservation
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -16,7 +16,7 @@ from doctor_rig import one
 from pyslurm_rig import Adapter, Site, kill, opened
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli.checks import Level, slurmaccess
+from vhpc_slurm.cli.host.checks import Level, slurmaccess
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.slurm.port import SlurmError

@@ -14,8 +14,8 @@ import pytest
 from controller_lab import identity, request
 
 from html_page import Page
-from vhpc_slurm.cli import report as reports
-from vhpc_slurm.cli import reportdata, reporthtml
+from vhpc_slurm.cli.jobs import report as reports
+from vhpc_slurm.cli.jobs import reportdata, reporthtml
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import GPU, VF, PciFunction
 from vhpc_slurm.hooks.told import MAX_BYTES, Told

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from vhpc_slurm.cli import context
-from vhpc_slurm.cli.checks import error, warn
+from vhpc_slurm.cli.host.checks import error, warn
+from vhpc_slurm.cli.host.setup import Place, Role, steps
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.cli.rolesetup import Place, Role, steps
 from vhpc_slurm.config import Config, Host, Paths
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.node.devices.setup import State
@@ -168,8 +168,8 @@ def test_what_is_left_decides_the_status(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(context, "is_root", lambda: True)
-    monkeypatch.setattr("vhpc_slurm.cli.rolesetup.steps", lambda *_, **__: iter(()))
-    monkeypatch.setattr("vhpc_slurm.cli.doctor.findings", lambda *_: iter(left))
+    monkeypatch.setattr("vhpc_slurm.cli.host.setup.steps", lambda *_, **__: iter(()))
+    monkeypatch.setattr("vhpc_slurm.cli.host.doctor.findings", lambda *_: iter(left))
     assert main(["setup", "login"]) == status
     assert ("left for you" in capsys.readouterr().out) == bool(left)
 

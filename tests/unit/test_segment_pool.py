@@ -13,7 +13,7 @@ from backend_site import verify
 from controller_lab import Alone, allocation, identity, request
 from key_fabric import an_assignment
 
-from vhpc_slurm.cli import fabric as cli
+from vhpc_slurm.cli.fabric import keys as cli
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric

@@ -21,7 +21,7 @@ from lease_records import put, record
 from mariadb_server import HAVE_SERVER, WHY_NOT
 from store_backends import ENGINES, ME, Place, configured, open_at, place
 
-from vhpc_slurm.cli import leasedatabase
+from vhpc_slurm.cli.site import database as leasedatabase
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_lab import VNI, lease_of, plan_of
 
-from vhpc_slurm.cli.checks import Level, network, services
-from vhpc_slurm.cli.planview import _segment
+from vhpc_slurm.cli.host.checks import Level, network, services
+from vhpc_slurm.cli.host.planview import _segment
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import protocol as wire

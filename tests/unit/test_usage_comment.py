@@ -14,7 +14,7 @@ from controller_lab import allocation, identity, request
 
 from pace import limit
 from vhpc_slurm import slurm
-from vhpc_slurm.cli import seff
+from vhpc_slurm.cli.jobs import seff
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.api.usage_messages import SoFarWire, UsagePage

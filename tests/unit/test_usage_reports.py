@@ -15,7 +15,7 @@ from lease_records import put, record
 from store_backends import ENGINES, open_at, place
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli import jobs
+from vhpc_slurm.cli.jobs import ps as jobs
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import FIGURE_MAX, Figures, Generation, GuestUsage, NodeUsage, StepUsage, job_usage

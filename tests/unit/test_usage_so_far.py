@@ -17,7 +17,8 @@ from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, 
 from lease_records import record
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.cli import jobs, report, seff
+from vhpc_slurm.cli.jobs import ps as jobs
+from vhpc_slurm.cli.jobs import report, seff
 from vhpc_slurm.controller.api import older, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.sofar import UsageSoFar

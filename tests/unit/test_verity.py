@@ -22,7 +22,7 @@ from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.catalog import manifest as manifests
 from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_manifest, decode_whole, tree_size
-from vhpc_slurm.cli.images import show
+from vhpc_slurm.cli.images.listing import show
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.domain.boot import kernel_cmdline

@@ -32,7 +32,7 @@ from controller_lab import (
 from vhpcd_fabric import Ack
 from vhpcd_process import SOURCES, Vhpcd, frame_of, make
 
-from vhpc_slurm.cli.checks import Level, services
+from vhpc_slurm.cli.host.checks import Level, services
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.assembly import assemble

@@ -20,7 +20,7 @@ from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli.checks import CheckResult, Level, services
+from vhpc_slurm.cli.host.checks import CheckResult, Level, services
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState

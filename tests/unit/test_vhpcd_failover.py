@@ -16,7 +16,7 @@ import pytest
 from controller_lab import Munged, allocation, request, stop, wait_for
 from vhpcd_pair import NEEDS, Pair, running_pair
 
-from vhpc_slurm.cli.checks import CheckResult, Level, services
+from vhpc_slurm.cli.host.checks import CheckResult, Level, services
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller as Settings
 from vhpc_slurm.config.database import Database

@@ -16,7 +16,7 @@ from store_backends import ME
 from vhpcd_process import Vhpcd, make
 from web_site import end, start_job
 
-from vhpc_slurm.cli.checks import CheckResult, Level, leasedatabase
+from vhpc_slurm.cli.host.checks import CheckResult, Level, leasedatabase
 from vhpc_slurm.cli.web.gathering import Viewing
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller

@@ -23,7 +23,7 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, as_uid, mung
 from vhpcd_process import Vhpcd, frame_of, make
 
 from pace import limit
-from vhpc_slurm.cli.checks import services
+from vhpc_slurm.cli.host.checks import services
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.status_messages import Status
 from vhpc_slurm.model import Generation

@@ -21,7 +21,7 @@ from controller_lab import HAVE_MUNGED, munged, stop
 from vhpcd_process import make
 from web_site import Web
 
-from vhpc_slurm.cli import report, reporthtml
+from vhpc_slurm.cli.jobs import report, reporthtml
 from vhpc_slurm.config.fabric import Fabric
 
 pytestmark = [

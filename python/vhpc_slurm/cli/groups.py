@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm.cli import options
-from vhpc_slurm.cli.benchgroup import bench_app
-from vhpc_slurm.cli.databasegroup import database_app
+from vhpc_slurm.cli.bench.benchgroup import bench_app
 from vhpc_slurm.cli.options import Json, Labels, ThisNode
-from vhpc_slurm.cli.policygroup import policy_app
+from vhpc_slurm.cli.site.databasegroup import database_app
+from vhpc_slurm.cli.site.policygroup import policy_app
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
@@ -44,7 +44,7 @@ def devices(ctx: typer.Context, node: ThisNode = None, as_json: Json = False) ->
     if ctx.invoked_subcommand is not None:
         return None
     from vhpc_slurm.cli import context
-    from vhpc_slurm.cli import devices as device_list
+    from vhpc_slurm.cli.host import devices as device_list
 
     return device_list.ls(options.config(), context.node_name(node), as_json=as_json)
 
@@ -54,7 +54,7 @@ def devices_clear(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
 ) -> int:
     """Reset, clear and check a device in quarantine; if it passes, jobs may get it again (root)."""
-    from vhpc_slurm.cli import devices as device_list
+    from vhpc_slurm.cli.host import devices as device_list
 
     return device_list.clear(options.config(), address, as_json=as_json)
 
@@ -80,7 +80,7 @@ def image_ls(
     as_json: Json = False,
 ) -> int:
     """List the images of the site; with --own, yours."""
-    from vhpc_slurm.cli import images
+    from vhpc_slurm.cli.images import listing as images
 
     config = options.config()
     where = options.catalog(config, catalog, *([name] if name else []), own=own)
@@ -91,7 +91,7 @@ def image_ls(
 @image_app.command("show")
 def image_show(name: ImageArgument, catalog: Catalog = None, as_json: Json = False) -> int:
     """Show one image: its digest, what its manifest says, and its blobs."""
-    from vhpc_slurm.cli import images
+    from vhpc_slurm.cli.images import listing as images
 
     config = options.config()
     return images.show(config, options.catalog(config, catalog, name), name, as_json=as_json)
@@ -124,7 +124,7 @@ def image_import(
     as_json: Json = False,
 ) -> int:
     """Make an image of a container or of a file tree (owner of the catalogue)."""
-    from vhpc_slurm.cli import imageimport
+    from vhpc_slurm.cli.images import imports as imageimport
 
     config = options.config()
     where = options.catalog(config, catalog, target)
@@ -140,7 +140,7 @@ def image_resolve(
     as_json: Json = False,
 ) -> int:
     """Print the image of a source in your own catalogue, with its digest; import it if it is not there."""
-    from vhpc_slurm.cli import imageimport
+    from vhpc_slurm.cli.images import imports as imageimport
 
     return imageimport.print_resolved(options.config(), source, as_json=as_json)
 
@@ -153,7 +153,7 @@ def image_tag(
     as_json: Json = False,
 ) -> int:
     """Let the name NEW point to an image (owner of the catalogue)."""
-    from vhpc_slurm.cli import imageedit
+    from vhpc_slurm.cli.images import edit as imageedit
 
     where = options.catalog(options.config(), catalog, source, target)
     return imageedit.tag(where, source, target, as_json=as_json)
@@ -166,7 +166,7 @@ def image_rm(
     as_json: Json = False,
 ) -> int:
     """Remove names (owner of the catalogue); vhpc image gc deletes images that have lost their last one."""
-    from vhpc_slurm.cli import imageedit
+    from vhpc_slurm.cli.images import edit as imageedit
 
     return imageedit.rm(options.catalog(options.config(), catalog, *names), names, as_json=as_json)
 
@@ -202,7 +202,8 @@ def image_verify(
     rules that may apply, where something of the job is not given. The exit status is 1 if an image is
     broken, or permitted by none of them.
     """
-    from vhpc_slurm.cli import context, imageedit
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli.images import edit as imageedit
     from vhpc_slurm.policy import Subject
 
     config = options.config()
@@ -237,7 +238,7 @@ def image_sign(
     """Add a signature to an image (owner of the catalogue)."""
     if (key is None) == (signature is None):
         raise typer.BadParameter("one of --key and --signature is needed")
-    from vhpc_slurm.cli import imageedit
+    from vhpc_slurm.cli.images import edit as imageedit
 
     where = options.catalog(options.config(), catalog, name)
     return imageedit.sign(where, name, key, signature, as_json=as_json)
@@ -260,7 +261,7 @@ def image_gc(
 
     The first run that finds an image without a name starts the count of days; run it daily.
     """
-    from vhpc_slurm.cli import imageedit
+    from vhpc_slurm.cli.images import edit as imageedit
 
     where = options.catalog(options.config(), catalog, own=own)
     return imageedit.gc(where, days, dry_run=dry_run, as_json=as_json)
@@ -269,7 +270,7 @@ def image_gc(
 @fabric_app.command("ls")
 def fabric_ls(as_json: Json = False) -> int:
     """List the partition keys that are not free, with job and state (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.ls(options.config(), as_json=as_json)
 
@@ -287,7 +288,7 @@ What = Annotated[
 @fabric_app.command("show")
 def fabric_show(what: What, as_json: Json = False) -> int:
     """Show which job has a key: lease, nodes and their last report, ports (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.show(options.config(), what, as_json=as_json)
 
@@ -299,7 +300,7 @@ def fabric_fence(
     as_json: Json = False,
 ) -> int:
     """Declare that a node is OFF, so that keys of ended jobs need not wait for it (root or SlurmUser)."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.fence(options.config(), node, yes=yes, as_json=as_json)
 
@@ -307,7 +308,7 @@ def fabric_fence(
 @fabric_app.command("clear")
 def fabric_clear(what: What, as_json: Json = False) -> int:
     """Remove a key's tombstone if no port of the fabric has that key (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.clear(options.config(), what, as_json=as_json)
 
@@ -315,7 +316,7 @@ def fabric_clear(what: What, as_json: Json = False) -> int:
 @fabric_app.command("audit")
 def fabric_audit(as_json: Json = False) -> int:
     """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.audit(options.config(), as_json=as_json)
 
@@ -342,7 +343,7 @@ def fabric_render(
     """Print the partitions file for the keys in use (root, on vhpcd's host)."""
     if (install and pool) or (force and not install):
         raise typer.BadParameter("--force needs --install, and --pool excludes both")
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     if install:
         return fabric.install(options.config(), force=force, as_json=as_json)
@@ -352,7 +353,7 @@ def fabric_render(
 @fabric_app.command("manager")
 def fabric_manager() -> int:
     """Serve this host's OpenSM to a vhpcd on another host: lines of JSON on stdin and stdout."""
-    from vhpc_slurm.cli import fabric_manager as manager
+    from vhpc_slurm.cli.fabric import manager
 
     return manager.manager(options.config())
 
@@ -363,6 +364,6 @@ def fabric_lint(
     as_json: Json = False,
 ) -> int:
     """Check a partitions file for lines that OpenSM rejects or misreads; exit 1 if there is one."""
-    from vhpc_slurm.cli import fabric
+    from vhpc_slurm.cli.fabric import keys as fabric
 
     return fabric.lint(file, as_json=as_json)

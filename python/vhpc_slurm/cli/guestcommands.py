@@ -28,7 +28,7 @@ def shell(
 
     A container that is not an image yet is imported into your own catalogue first.
     """
-    from vhpc_slurm.cli import shell as interactive
+    from vhpc_slurm.cli.jobs import shell as interactive
 
     interactive.run(options.config(), image, ctx.args)
 
@@ -40,7 +40,7 @@ def save(
     as_json: Json = False,
 ) -> int:
     """Make an image of the files of a running job's first guest, without those of shared folders."""
-    from vhpc_slurm.cli import save as saving
+    from vhpc_slurm.cli.jobs import save as saving
 
     config = options.config()
     return saving.run(config, options.catalog(config, catalog, target), job_id, target, as_json=as_json)
@@ -88,7 +88,7 @@ def forward(
     Programs of all users of this host can connect to a port, but not to a --socket; with --listen
     also programs of other hosts.
     """
-    from vhpc_slurm.cli import forward as forwards
+    from vhpc_slurm.cli.jobs import forward as forwards
 
     door = forwards.Door.parse(path, address, clients or ())
     return forwards.run(options.config(), job_id, ports, node=node, guest=guest, door=door)
@@ -107,7 +107,7 @@ def cp(
     A path in a guest is JOBID:PATH, or JOBID/NODE:PATH; without a slash it begins in your home.  As with
     cp -r, DST may be a folder.  Modes and times are kept.  - is standard input or output.
     """
-    from vhpc_slurm.cli import copy
+    from vhpc_slurm.cli.jobs import cp as copy
 
     return copy.run(options.config(), source, target, guest=guest)
 

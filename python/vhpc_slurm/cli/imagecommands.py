@@ -21,7 +21,7 @@ def push(
     as_json: Json = False,
 ) -> int:
     """Put an image, with its signatures, into an OCI registry."""
-    from vhpc_slurm.cli import imageregistry
+    from vhpc_slurm.cli.images import registry as imageregistry
 
     config = options.config()
     where = options.catalog(config, catalog, name)
@@ -37,7 +37,7 @@ def pull(
     as_json: Json = False,
 ) -> int:
     """Get an image that vhpc image push has put into a registry (owner of the catalogue)."""
-    from vhpc_slurm.cli import imageregistry
+    from vhpc_slurm.cli.images import registry as imageregistry
 
     config = options.config()
     where = options.catalog(config, catalog, target)
@@ -54,7 +54,7 @@ def diff(
 
     The exit status is 1 if something differs.
     """
-    from vhpc_slurm.cli import imagediff
+    from vhpc_slurm.cli.images import diff as imagediff
 
     config = options.config()
     first, second = ((options.catalog(config, catalog, name), name) for name in (before, after))
@@ -111,7 +111,7 @@ def build(
 
     Without a NAME it goes into the site's catalogue if that is yours, else into your own.
     """
-    from vhpc_slurm.cli import imagebuild
+    from vhpc_slurm.cli.images import build as imagebuild
 
     given = {
         "mirror": mirror,
@@ -138,7 +138,7 @@ def stage(
     as_json: Json = False,
 ) -> int:
     """Copy an image of the site into the store of this node, as Prolog does when a job starts (root)."""
-    from vhpc_slurm.cli import imagestage
+    from vhpc_slurm.cli.images import stage as imagestage
 
     return imagestage.stage(options.config(), name, as_json=as_json, peers=peers)
 
@@ -159,7 +159,7 @@ def warm(
     Runs vhpc image stage on each node by srun. With images.peer_port nodes pass the image on to each
     other. The exit status is 1 if it failed on a node.
     """
-    from vhpc_slurm.cli import imagestage
+    from vhpc_slurm.cli.images import stage as imagestage
 
     return imagestage.warm(options.config(), name, nodes, parallel, as_json=as_json)
 

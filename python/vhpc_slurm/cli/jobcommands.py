@@ -34,8 +34,9 @@ def console(
     """
     if follow and as_json:
         raise typer.BadParameter("--follow and --json exclude each other")
-    from vhpc_slurm.cli import console as consoles
-    from vhpc_slurm.cli import context, userconsole
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli.jobs import console as consoles
+    from vhpc_slurm.cli.jobs import userconsole
 
     config = options.config()
     if not context.is_root():
@@ -67,7 +68,7 @@ def report(
     """
     if html is not None and as_json:
         raise typer.BadParameter("--html and --json exclude each other")
-    from vhpc_slurm.cli import report as reports
+    from vhpc_slurm.cli.jobs import report as reports
 
     return reports.report(options.config(), job_id, html=html, as_json=as_json)
 
@@ -77,6 +78,6 @@ def boot_watch(
     pid: Annotated[int, typer.Argument(metavar="PID", min=1, show_default=False)],
 ) -> int:
     """Print on stderr how far the job is that srun or salloc waits for; the SPANK plugin runs this."""
-    from vhpc_slurm.cli import bootline
+    from vhpc_slurm.cli.jobs import bootline
 
     return bootline.watch(options.config(), waiter, pid)

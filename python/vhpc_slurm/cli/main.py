@@ -16,18 +16,11 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import (
-    disksize,
-    guestcommands,
-    imagecommands,
-    jobcommands,
-    options,
-    setupcommand,
-    webcommand,
-)
+from vhpc_slurm.cli import disksize, guestcommands, imagecommands, jobcommands, options, setupcommand
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.cli.progress import end as end_progress
+from vhpc_slurm.cli.web import command as webcommand
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.terminal import one_line
 
@@ -78,7 +71,7 @@ def ps(
     """List your jobs with guests (root: all), from vhpcd, or from this node's journals (root)."""
     if local and everything:
         raise typer.BadParameter("--all and --local exclude each other")
-    from vhpc_slurm.cli import jobs
+    from vhpc_slurm.cli.jobs import ps as jobs
 
     if local:
         return jobs.ps_local(options.config(), as_json=as_json)
@@ -179,7 +172,7 @@ def plan(
     if job_id is not None and any(wish is not None for wish in wishes):
         raise typer.BadParameter("JOBID excludes --cpus, --memory and the like: the job has its allocation")
     from vhpc_slurm.cli import context
-    from vhpc_slurm.cli import plan as planning
+    from vhpc_slurm.cli.host import plan as planning
 
     config, name = options.config(), context.node_name(node)
     if job_id is not None:
@@ -226,7 +219,7 @@ def inventory(
     if svg == "-" and as_json:
         raise typer.BadParameter("--svg - and --json cannot both write to standard output")
     from vhpc_slurm.cli import context
-    from vhpc_slurm.cli import inventory as inventories
+    from vhpc_slurm.cli.host import inventory as inventories
 
     return inventories.inventory(
         options.config(), context.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
@@ -246,7 +239,7 @@ def timeline(
 
     Nodes send their stages when the guests are ready, and again when the job ends.
     """
-    from vhpc_slurm.cli import timeline as waterfall
+    from vhpc_slurm.cli.jobs import timeline as waterfall
 
     return waterfall.timeline(options.config(), job_id, node, as_json=as_json)
 
@@ -258,7 +251,7 @@ def seff(job_id: JobId, as_json: Json = False) -> int:
     Of a running job: so far, until the last health check of its nodes.
     Users see their own jobs, root and SlurmUser all. sacct and seff only see the relays on the nodes.
     """
-    from vhpc_slurm.cli import seff as efficiency
+    from vhpc_slurm.cli.jobs import seff as efficiency
 
     return efficiency.seff(options.config(), job_id, as_json=as_json)
 
@@ -281,7 +274,7 @@ def doctor(
     The exit status is 1 when a finding is an error.
     """
     from vhpc_slurm.cli import context
-    from vhpc_slurm.cli import doctor as doctors
+    from vhpc_slurm.cli.host import doctor as doctors
 
     return doctors.doctor(options.config(), context.node_name(node), as_json=as_json, quiet=quiet)
 
@@ -300,7 +293,7 @@ def reconcile(
     is 0 when there is no finding or all are repaired, else 1.
     """
     from vhpc_slurm.cli import context
-    from vhpc_slurm.cli import reconcile as reconciliation
+    from vhpc_slurm.cli.host import reconcile as reconciliation
 
     return reconciliation.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
 
@@ -317,7 +310,7 @@ def node_setup(
     Existing ones are not changed.  The unit vhpc-node-setup.service
     runs this at boot, before slurmd.  The exit status is 3 when a step failed.
     """
-    from vhpc_slurm.cli import nodesetup
+    from vhpc_slurm.cli.host import nodesetup
 
     return nodesetup.node_setup(options.config(), dry_run=dry_run, as_json=as_json)
 
@@ -336,7 +329,7 @@ def config(
     """Show the configuration: every key with its value."""
     if man and (describe or as_json):
         raise typer.BadParameter("--man excludes all other options")
-    from vhpc_slurm.cli import settings
+    from vhpc_slurm.cli.site import settings
 
     if man:
         sys.stdout.write(settings.manual())

@@ -23,7 +23,8 @@ def setup(
 
     It may be repeated.  The exit status is 1 when something is left to do, 3 when a step failed.
     """
-    from vhpc_slurm.cli import context, rolesetup
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli.host import setup as rolesetup
 
     if role not in [known.value for known in rolesetup.Role]:
         raise typer.BadParameter(f"{role!r} is not one of: node, controller, login")

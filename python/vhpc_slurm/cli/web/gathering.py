@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from vhpc_slurm.cli import report
-from vhpc_slurm.cli.reportdata import JobReport
+from vhpc_slurm.cli.jobs import report
+from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.store.choice import read_keys

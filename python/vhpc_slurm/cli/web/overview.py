@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.cli import bootline, hostview, output
-from vhpc_slurm.cli.timeline import natural
+from vhpc_slurm.cli import output
+from vhpc_slurm.cli.host import hostview
+from vhpc_slurm.cli.jobs import bootline
+from vhpc_slurm.cli.jobs.timeline import natural
 from vhpc_slurm.cli.web.gathering import Overview
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.model import Lease, LeaseRecord, LeaseState

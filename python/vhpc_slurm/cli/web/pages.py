@@ -18,8 +18,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import output, reportdata, reporthtml
-from vhpc_slurm.cli.reportdata import JobReport
+from vhpc_slurm.cli import output
+from vhpc_slurm.cli.jobs import reportdata, reporthtml
+from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.cli.web import overview
 from vhpc_slurm.cli.web.asking import Answer, Asker
 from vhpc_slurm.cli.web.gathering import Overview, Viewing

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs and virtual functions of a compute node: does slurm.conf agree with the hardware?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hardware import NodeDevices, PciFunction
+from vhpc_slurm.node.devices import gpumap, quarantine, scrub, setup
+from vhpc_slurm.node.devices.preflight import NVIDIA, VFIO
+from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
+from vhpc_slurm.node.host import inventory, sysfs
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
+from vhpc_slurm.slurm.port import NodeResources
+
+PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
+DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
+
+
+def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
+    """Results; none on a node without GPUs and virtual functions, in hardware, slurm.conf and vhpc.toml.
+
+    Args:
+        config: the configuration.
+        node: this node's name.
+        slurm: what slurm.conf gives the node; without GRES when Slurm did not answer.
+        root: whether the quarantine can be read.
+    """
+    path = Path(config.placement.gpu_map)
+    try:
+        gpus = gpumap.read_gpu_map(path)
+        host = inventory.read_inventory(node, config)
+        records = quarantine.read_records(Layout(config)) if root else ()
+    except VhpcError as err:
+        yield error("devices.map", err.line(), "see vhpc.toml(5)")
+        return
+    for remark in host.remarks:
+        yield warn("devices.pci", remark, "compare with lspci; no guest gets this device")
+    functions = {function.address: function for function in host.pci}
+    slurm_gpus = slurm.gres_count(config.placement.gpu_gres)
+    yield from gpu_map(path, gpus, functions, slurm_gpus, config)
+    vfs = pool(host, NodeDevices(gpus))
+    slurm_vfs = slurm.gres_count(config.placement.vf_gres)
+    if vfs or slurm_vfs:
+        good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
+        yield functions_of(good, slurm_vfs, config.placement.vf_gres)
+    if vfs:
+        yield adapters(sorted({vf.physfn for vf in vfs}), config.host.sysfs_root)
+    handed_out = [functions[address] for address in gpus if address in functions] + list(vfs)
+    if handed_out:
+        yield iommu(handed_out)
+        yield vfio(config.host.sysfs_root)
+    if any(function.vendor == NVIDIA for function in handed_out):
+        yield clearing(config)
+    if gpus:
+        yield nodes(gpus, setup.GPU_NODES)
+    if records:
+        names = ", ".join(f"{record.address} ({record.reason})" for record in records)
+        yield warn("devices.quarantine", f"in quarantine: {names}", "vhpc devices clear ADDRESS")
+
+
+def gpu_map(
+    path: Path,
+    gpus: Sequence[str],
+    functions: dict[str, PciFunction],
+    slurm: int | None,
+    config: Config,
+) -> Iterator[CheckResult]:
+    """Whether the map lists existing GPUs, each once, as many as slurm.conf has."""
+    there = [
+        function.address
+        for function in functions.values()
+        if function.class_code >> 16 in GPU_CLASSES
+        and function.vendor not in DISPLAY_OF_SERVERS
+        and not function.physfn
+    ]
+    if not gpus:
+        if slurm:
+            yield error(
+                "devices.map",
+                f"Slurm allocates {slurm} GPUs of this node, but {path} lists none",
+                "write a line INDEX ADDRESS for each GPU, in the order of gres.conf",
+            )
+        return
+    wrong = [
+        address
+        for address in gpus
+        if address not in there and not (address in functions and named(functions[address], config))
+    ]
+    twice = sorted({address for address in gpus if gpus.count(address) > 1})
+    if wrong or twice:
+        what = "; ".join(
+            [
+                *(f"{address} is not a GPU of this node" for address in wrong),
+                *(f"{address} is listed twice" for address in twice),
+            ]
+        )
+        yield error("devices.map", f"{path}: {what}", "compare it with lspci -D")
+    elif slurm is not None and slurm != len(gpus):
+        yield error(
+            "devices.map",
+            f"{path} lists {len(gpus)} GPUs, but slurm.conf has {slurm}",
+            "make gres.conf and the map list the same GPUs, line by line",
+        )
+    else:
+        left = [address for address in there if address not in gpus]
+        more = f"; not listed: {', '.join(left)}" if left else ""
+        yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
+
+
+def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:
+    """Whether there are as many usable virtual functions as slurm.conf has."""
+    if slurm is not None and good < slurm:
+        return error(
+            "devices.vfs",
+            f"slurm.conf has {slurm} {gres}, but only {good} virtual functions are usable",
+            "see devices.virtual_functions and vhpc node-setup; vhpc devices shows what is in quarantine",
+        )
+    return ok("devices.vfs", f"{good} virtual functions, slurm.conf has {'none' if slurm is None else slurm}")
+
+
+def adapters(addresses: Sequence[str], sysfs_root: str) -> CheckResult:
+    """Whether the physical functions have a link: without it their virtual functions reach nothing."""
+    off, hints = [], []
+    for address in addresses:
+        pf = f"{sysfs_root}/bus/pci/devices/{address}"
+        for name in sysfs.listing(f"{pf}/net"):
+            # an IPoIB interface may be off while its port works
+            ethernet = sysfs.text_or_empty(f"{pf}/net/{name}/type") == ARPHRD_ETHER
+            if ethernet and sysfs.interface_up(f"{pf}/net/{name}") is False:
+                off.append(f"interface {name} of {address} is down")
+                hints.append(f"run at each boot: ip link set dev {name} up")
+        for hca in sysfs.listing(f"{pf}/infiniband"):
+            for port in sysfs.listing(f"{pf}/infiniband/{hca}/ports"):
+                state = sysfs.text_or_empty(f"{pf}/infiniband/{hca}/ports/{port}/state")
+                if state and not state.startswith(PORT_ACTIVE):
+                    off.append(f"port {port} of {hca} is {state.partition(': ')[2] or state}")
+                    hints.append("check its cable and the subnet manager with ibstat")
+    if off:
+        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(hints)))
+    return ok("devices.adapters", f"{len(addresses)} adapters with virtual functions have a link")
+
+
+def iommu(devices: Sequence[PciFunction]) -> CheckResult:
+    """Whether every device is behind an IOMMU."""
+    off = [function.address for function in devices if function.iommu_group is None]
+    if off:
+        return error(
+            "devices.iommu",
+            f"without an IOMMU group: {', '.join(off)}",
+            "boot with intel_iommu=on or amd_iommu=on, and enable it in the firmware",
+        )
+    return ok("devices.iommu", f"{len(devices)} devices in {len({d.iommu_group for d in devices})} groups")
+
+
+def vfio(sysfs_root: str) -> CheckResult:
+    """Whether vfio-pci is loaded."""
+    if sysfs.listing(f"{sysfs_root}/bus/pci/drivers/{VFIO}"):
+        return ok("devices.vfio", f"{VFIO} is loaded")
+    hint = f"modprobe {VFIO}, and list it in /etc/modules-load.d"
+    return error("devices.vfio", f"the driver {VFIO} is not loaded", hint)
+
+
+def clearing(config: Config) -> CheckResult:
+    """Whether a program clears the memory of NVIDIA GPUs between guests."""
+    argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
+    if not argv:
+        return warn(
+            "devices.clearing",
+            "only a reset clears GPUs between jobs",
+            "install NVIDIA's gpu-admin-tools, or set devices.gpu_scrub",
+        )
+    if not Path(argv[0]).is_file():
+        return error("devices.clearing", f"{argv[0]} does not exist", "see devices.gpu_scrub in vhpc.toml(5)")
+    return ok("devices.clearing", " ".join(argv))
+
+
+def nodes(gpus: Sequence[str], folder: Path) -> CheckResult:
+    """Whether the device nodes for gres.conf exist."""
+    missing = [f"gpu{index}" for index in range(len(gpus)) if not (folder / f"gpu{index}").is_char_device()]
+    if missing:
+        hint = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
+        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", hint)
+    return ok("devices.nodes", f"{folder} has a device node for each GPU")

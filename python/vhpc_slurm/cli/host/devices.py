@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc devices: the devices for guests, which generation holds each, and what is in quarantine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.host.hostview import maker
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
+from vhpc_slurm.node.devices import assignment as node_devices
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.host import inventory
+from vhpc_slurm.node.host.pci import ADDRESS
+from vhpc_slurm.node.resource import reservations
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.devices import pool
+from vhpc_slurm.placement.usage import fold
+
+
+@dataclass(frozen=True)
+class Row:
+    """One device.
+
+    Attributes:
+        address: its PCI address.
+        role: gpu or vf.
+        index: its GRES index; None for VFs, which Slurm only counts.
+        state: free, held, quarantined or absent.
+        holder: generation that holds it, else empty.
+        reason: why it is in quarantine, else empty.
+        since: seconds since the epoch, of the quarantine; else None.
+    """
+
+    address: str
+    role: str
+    index: int | None
+    state: str
+    holder: str
+    reason: str
+    since: float | None
+    driver: str
+    group: int | None
+    cell: int | None
+    what: str
+
+
+def ls(config: Config, node: str, *, as_json: bool) -> int:
+    """List the devices for guests.
+
+    Raises:
+        NodeError: the node cannot be read.
+    """
+    context.need_root("devices")
+    rows = _rows(config, node)
+    if as_json:
+        output.write_json([asdict(row) for row in rows])
+        return 0
+    if not rows:
+        print(f"{node} has no devices for guests (see placement.gpu_map, and vhpc node-setup for VFs)")
+        return 0
+    output.write_table(
+        ("DEVICE", "ROLE", "STATE", "HOLDER", "DRIVER", "GROUP", "CELL", "WHAT", "REASON"),
+        [
+            (
+                row.address,
+                row.role if row.index is None else f"{row.role} {row.index}",
+                row.state,
+                row.holder or "-",
+                row.driver or "-",
+                "-" if row.group is None else str(row.group),
+                "-" if row.cell is None else str(row.cell),
+                row.what,
+                _why(row),
+            )
+            for row in rows
+        ],
+    )
+    return 0
+
+
+def clear(config: Config, address: str, *, as_json: bool) -> int:
+    """Check a device in quarantine, and release it when the check passes.
+
+    Raises:
+        UserError: the address is invalid, or the device is not in quarantine.
+        TeardownError: the check failed.
+    """
+    context.need_root("devices clear")
+    if not ADDRESS.fullmatch(address):
+        raise UserError(
+            f"{address[:40]!r} is not a PCI address", "write it like 0000:1b:00.0", "see: vhpc devices"
+        )
+    layout = Layout(config)
+    # no job may get the device during the check
+    with reservations.plan_lock(layout, config.guests.stage_timeout_s):
+        node_devices.clear(layout, address, fold(reservations.live(layout)).devices)
+    if as_json:
+        output.write_json({"address": address, "state": "free"})
+    else:
+        print(f"{address} is clean; jobs may get it again")
+    return 0
+
+
+def _rows(config: Config, node: str) -> list[Row]:
+    layout = Layout(config)
+    host = inventory.read_inventory(node, config)
+    found = node_devices.handed_out(layout)
+    held = fold(reservations.live(layout)).devices
+    records = {record.address: record for record in quarantine.read_records(layout)}
+    functions = {function.address: function for function in host.pci}
+    roles = {vf.address: "vf" for vf in pool(host, found)} | dict.fromkeys(found.gpus, "gpu")
+    roles |= {address: record.role for address, record in records.items()}
+
+    def row(address: str, role: str, index: int | None) -> Row:
+        function, record = functions.get(address), records.get(address)
+        state = "quarantined" if record else "held" if address in held else "free" if function else "absent"
+        return Row(
+            address=address,
+            role=role,
+            index=index,
+            state=state,
+            holder=held.get(address, ""),
+            reason=record.reason if record else "",
+            since=record.since if record else None,
+            driver=function.driver if function else "",
+            group=function.iommu_group if function else None,
+            cell=_cell(function),
+            what=maker(function) if function else "",
+        )
+
+    gpus = [row(address, "gpu", index) for index, address in enumerate(found.gpus)]
+    others = sorted(roles.keys() - set(found.gpus), key=address_key)
+    return [*gpus, *(row(address, roles[address], None) for address in others)]
+
+
+def _cell(function: PciFunction | None) -> int | None:
+    return None if function is None or function.cell == UNKNOWN_CELL else function.cell
+
+
+def _why(row: Row) -> str:
+    return "" if row.since is None else f"{row.reason}, {output.span(time.time() - row.since)} ago"

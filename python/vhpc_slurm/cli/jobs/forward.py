@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc forward: a TCP port of a guest, on this host, through a step of the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import re
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm import slurm
+from vhpc_slurm.cli.jobs import guest as jobguest
+from vhpc_slurm.cli.jobs.forwardframes import ForwardError
+from vhpc_slurm.cli.jobs.forwarding import READ_MAX, Forwarding
+from vhpc_slurm.cli.jobs.guest import JobGuest
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.slurm.port import NoSuchJobError
+from vhpc_slurm.slurm.steps import Step
+
+AGENT = "/run/vhpc/vhpc-agent"
+"""The agent in guests (guest/init/newroot.h)."""
+HELLO_S = 120.0
+"""How long a step may take to start."""
+END_S = 5.0
+"""How long Slurm may take to say that a job has ended whose step has."""
+LOOPBACK = "127.0.0.1"
+BACKLOG = 64
+
+
+@dataclass(frozen=True)
+class Ports:
+    """``[LOCAL:]PORT``; local 0 is any free port."""
+
+    local: int
+    guest: int
+
+    @classmethod
+    def parse(cls, text: str) -> Ports:
+        """UserError if the text is not ``[LOCAL:]PORT``."""
+        match = re.fullmatch(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", text, re.ASCII)
+        guest = int(match[2]) if match else 0
+        local = int(match[1]) if match and match[1] is not None else guest
+        if not 0 < guest < 65536 or local > 65535:
+            raise UserError(
+                f"{text[:40]!r} is not [LOCAL:]PORT",
+                "ports are numbers from 1 to 65535; LOCAL may be 0, for any free port",
+            )
+        return cls(local, guest)
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where clients connect, and which of them may.
+
+    Attributes:
+        path: of a unix socket that only the user can open, in place of a port.
+        address: IP address of this host that the port is on.
+        clients: IP addresses of hosts that may connect; empty: all that can.
+    """
+
+    path: Path | None = None
+    address: str = LOOPBACK
+    clients: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, path: Path | None, address: str | None, clients: Sequence[str]) -> Door:
+        """UserError if the options exclude each other, or have no addresses."""
+        if path is not None and (address is not None or clients):
+            raise UserError("--socket is not for other hosts", "", "give --listen and --from without it")
+        try:
+            found = [str(ipaddress.ip_address(text)) for text in (address or LOOPBACK, *clients)]
+        except ValueError as err:
+            raise UserError("--listen and --from have IP addresses", str(err)) from err
+        return cls(path, found[0], tuple(found[1:]))
+
+    def admits(self, peer: str) -> bool:
+        """Whether a client with this address may connect."""
+        return not self.clients or peer in self.clients
+
+    def note(self) -> str:
+        """Who can connect, for the user."""
+        if self.clients:
+            return f"; only {', '.join(self.clients)} can connect to it"
+        if ipaddress.ip_address(self.address).is_loopback:
+            return "; other users of this host can connect to it too, to a --socket they cannot"
+        return "; all hosts that reach this address can connect to it"
+
+
+def run(config: Config, job_id: int, ports: str, *, node: str | None, guest: int, door: Door) -> int:
+    """Relay connections until the job ends.
+
+    Args:
+        config: the configuration.
+        job_id: a running job of the user.
+        ports: ``[LOCAL:]PORT``.
+        node: a node of the job; None is that of the batch script.
+        guest: number of the guest on the node.
+        door: where clients connect.
+
+    Returns:
+        0 when the job has ended.
+
+    Raises:
+        UserError: no such guest of the user, or the port or the path cannot be had.
+        SlurmError: Slurm cannot be asked.
+    """
+    wanted = Ports.parse(ports)
+    if door.path is not None and ":" in ports:
+        raise UserError("--socket and a local port exclude each other", "", f"give {wanted.guest} alone")
+    with _listening(wanted.local, door) as listener:
+        place = jobguest.find(slurm.user_jobs(config), job_id, node, guest)
+        step = place.start("vhpc-forward", [AGENT, "--forward", str(wanted.guest), "--task", str(place.task)])
+        try:
+            asyncio.run(_relay(step, listener, place, wanted.guest, door))
+            return _ended(step, place)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # SIGTERM and SIGHUP end it as Ctrl-C does
+        finally:
+            step.end()
+
+
+def _say(line: str) -> None:
+    print(f"vhpc: {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _listening(port: int, door: Door) -> Iterator[socket.socket]:
+    """A socket that clients connect to."""
+    path = door.path
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            family = socket.AF_INET6 if ":" in door.address else socket.AF_INET
+            sock = stack.enter_context(socket.socket(family))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            host = "this host" if door.address == LOOPBACK else door.address
+            where, name = f"port {port} of {host}", (door.address, port)
+        else:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            where, name = str(path), str(path)  # type: ignore[assignment]
+        mask = os.umask(0o177)
+        try:
+            sock.bind(name)
+        except (OSError, ValueError) as err:
+            why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
+            hint = (
+                "choose another: LOCAL:PORT; LOCAL 0 is any free port" if path is None else "remove it first"
+            )
+            raise UserError(f"cannot listen on {where}", why, hint) from err
+        finally:
+            os.umask(mask)
+        if path is not None:
+            stack.callback(_remove, path, path.stat(follow_symlinks=False).st_ino)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        yield sock
+
+
+def _remove(path: Path, inode: int) -> None:
+    """Remove our socket, and not another one that has its name."""
+    with contextlib.suppress(OSError):
+        found = path.stat(follow_symlinks=False)
+        if stat.S_ISSOCK(found.st_mode) and found.st_ino == inode:
+            path.unlink()
+
+
+async def _relay(step: Step, listener: socket.socket, place: JobGuest, port: int, door: Door) -> None:
+    """Relay until the output of the step ends."""
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+    assert own is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, own.cancel)
+    output = asyncio.StreamReader(limit=READ_MAX)
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(os.dup(step.stdout.fileno()))
+    )
+    reader = asyncio.StreamReader()
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader),
+        os.fdopen(os.dup(step.stdin.fileno()), "wb", buffering=0),
+    )
+    forwarding = Forwarding(asyncio.StreamWriter(transport, protocol, reader, loop), _say)
+    reading = asyncio.create_task(forwarding.run(output))
+    server = None
+    try:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                listens = await forwarding.hello
+        except asyncio.CancelledError:
+            if not reading.done():
+                raise  # Ctrl-C
+            return await reading
+        if listener.family == socket.AF_UNIX:
+            make = asyncio.start_unix_server(forwarding.serve, sock=listener)
+        else:
+            make = asyncio.start_server(_guarded(forwarding, door), sock=listener)
+        server = await make
+        _greet(listener, place, port, door, listens=listens)
+        await reading
+    except TimeoutError:
+        raise UserError(
+            f"the step in job {place.job_id} did not start",
+            f"no answer within {HELLO_S:g} s",
+            "see: squeue --steps",
+        ) from None
+    except ForwardError as err:
+        raise UserError(f"{place} violates the protocol", str(err)) from err
+    finally:
+        if server is not None:
+            server.close()
+        if not transport.is_closing():
+            transport.abort()
+        reading.cancel()
+
+
+def _guarded(
+    forwarding: Forwarding, door: Door
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """What serves a client, if it may connect; connections of others are reset."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        if peer is None or not door.admits(peer[0]):
+            writer.transport.abort()
+            return
+        await forwarding.serve(reader, writer)
+
+    return serve
+
+
+def _greet(listener: socket.socket, place: JobGuest, port: int, door: Door, *, listens: bool) -> None:
+    if listener.family == socket.AF_UNIX:
+        here, note = listener.getsockname(), ""
+    else:
+        address, local = listener.getsockname()[:2]
+        here, note = f"[{address}]:{local}" if ":" in address else f"{address}:{local}", door.note()
+    _say(f"{here} leads to port {port} of {place}, until Ctrl-C{note}")
+    if not listens:
+        _say(f"nothing listens on port {port} of {place} yet; connections are refused until something does")
+
+
+def _ended(step: Step, place: JobGuest) -> int:
+    """Say why the step has ended: the job has, or it failed."""
+    code = step.wait(END_S)
+    until = time.monotonic() + END_S
+    while True:
+        try:
+            found = place.jobs.state(place.job_id)
+        except NoSuchJobError:
+            break
+        if found.ended or found.state == "COMPLETING":
+            break
+        if time.monotonic() > until or _too_old(step):
+            raise _failure(step, place, code)
+        time.sleep(0.5)
+    _say(f"job {place.job_id} has ended")
+    return 0
+
+
+def _too_old(step: Step) -> bool:
+    return any("--forward" in line and "option" in line for line in step.complaints())
+
+
+def _failure(step: Step, place: JobGuest, code: int | None) -> Exception:
+    if _too_old(step):
+        return UserError(
+            "the image of the job cannot forward ports",
+            "its agent is older than this command",
+            "build or import the image again",
+        )
+    return place.failure(step, code)
