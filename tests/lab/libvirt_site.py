@@ -62,10 +62,10 @@ def separate() -> None:
 
 def setup() -> None:
     """The step of `vhpc setup node` that closes the sockets."""
-    from vhpc_slurm.cli.host import setup as rolesetup
+    from vhpc_slurm.cli.host import setup
 
-    place = rolesetup.Place(systemctl="/bin/true")
-    (step,) = rolesetup._libvirt_sockets(place, dry_run=False)
+    place = setup.Place(systemctl="/bin/true")
+    (step,) = setup._libvirt_sockets(place, dry_run=False)
     assert step.state.value == "done", step
 
 

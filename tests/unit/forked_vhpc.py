@@ -18,7 +18,7 @@ import rich.table
 import rich.tree  # noqa: F401
 
 from pace import limit
-from vhpc_slurm.cli.jobs import bootline, console, report, reporthtml, timeline, userconsole  # noqa: F401
+from vhpc_slurm.cli.jobs import bootline, console, ps, report, reporthtml, timeline  # noqa: F401
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.controller import client  # noqa: F401
 from vhpc_slurm.slurm import userjobs  # noqa: F401

@@ -15,6 +15,7 @@ from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import save
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
@@ -56,13 +57,14 @@ class Site:
         for program, text in scripts.items():
             (self.folder / program).write_text(text)
             (self.folder / program).chmod(0o755)
-        assert save.run(self.config, self.own, 7, target, as_json=True) == 0
+        assert save.save(7, target, as_json=True) == 0
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     found = Site(tmp_path)
     monkeypatch.setattr(imports, "run_worker", found.worker)
+    monkeypatch.setattr(options, "config", lambda: found.config)
     monkeypatch.setenv("VHPC_IMAGE", "of-the-caller")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     return found
@@ -146,4 +148,4 @@ def test_what_cannot_be_saved_leaves_no_image(
 
 def test_a_host_without_slurm_says_so(site: Site) -> None:
     with pytest.raises(VhpcError, match=r"scontrol failed: .*No such file"):
-        save.run(site.config, site.own, 7, "own/mine", as_json=False)
+        save.save(7, "own/mine")

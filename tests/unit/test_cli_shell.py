@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.images import imports as imageimport
-from vhpc_slurm.cli.jobs import shell
-from vhpc_slurm.cli.main import main
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.images import imports
+from vhpc_slurm.cli.main import COMMAND
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images
@@ -31,30 +31,21 @@ def _srun(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr("os.execve", replace)
+    monkeypatch.setattr(options, "config", Config)
 
 
-def asked(what: str, *options: str, config: Config | None = None) -> list[str]:
+def asked(*words: str) -> list[str]:
     with pytest.raises(ReplacedError) as caught:
-        shell.run(config or Config(), what, options)
+        COMMAND.main(args=list(words), standalone_mode=False)
     argv: list[str] = caught.value.args[0]
     return argv
 
 
-def test_an_image_is_given_to_srun() -> None:
-    argv = asked("own/mine:v2", "-c", "4", "--vhpc-network=nat")
+@pytest.mark.parametrize("command", [("shell",), ("image", "run")])
+def test_an_image_and_further_options_are_given_to_srun(command: tuple[str, ...]) -> None:
+    argv = asked(*command, "own/mine:v2", "-c", "4", "--vhpc-network=nat")
     assert argv[:6] == ["srun", "--pty", "--vhpc-image=own/mine:v2", "-c", "4", "--vhpc-network=nat"]
     assert argv[6:8] == ["/bin/sh", "-c"]
-
-
-@pytest.mark.parametrize("command", [("shell",), ("image", "run")])
-def test_both_commands_pass_further_options_to_srun(
-    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VHPC_DEBUG", raising=False)
-    seen: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(shell, "run", lambda _config, image, words: seen.append((image, list(words))))
-    assert main([*command, "own/mine", "-c", "4", "--vhpc-network=nat"]) == 0
-    assert seen == [("own/mine", ["-c", "4", "--vhpc-network=nat"])]
 
 
 def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +56,15 @@ def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.extend((str(source), str(catalog)))
         return image
 
-    monkeypatch.setattr(imageimport, "image_of", image_of)
+    monkeypatch.setattr(imports, "image_of", image_of)
     config = Config(images=Images(user_catalog="/scratch/{user}/images"))
-    argv = asked("docker://debian:13", config=config)
+    monkeypatch.setattr(options, "config", lambda: config)
+    argv = asked("shell", "docker://debian:13")
     assert seen == ["docker://debian:13", "/scratch/root/images"]
     assert argv[2] == f"--vhpc-image={image}"
+    monkeypatch.setattr(options, "config", Config)
     with pytest.raises(UserError, match="images of users' own are not used"):
-        shell.run(Config(), "docker://debian:13", ())
+        COMMAND.main(args=["shell", "docker://debian:13"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
@@ -88,5 +81,6 @@ def test_images_and_sources_are_told_apart(text: str, *, expected: bool) -> None
 def test_without_srun_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     config = Config(controller=Controller(slurm_bin=str(tmp_path)))
+    monkeypatch.setattr(options, "config", lambda: config)
     with pytest.raises(SlurmError, match=r"cannot start .*/srun: No such file"):
-        shell.run(config, "x", ())
+        COMMAND.main(args=["shell", "x"], standalone_mode=False)

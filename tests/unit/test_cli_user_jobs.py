@@ -19,7 +19,8 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, request, sto
 from forked_vhpc import Forked, run, run_json
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.cli.jobs import bootline, userconsole
+from vhpc_slurm.cli.jobs import bootline
+from vhpc_slurm.cli.jobs import console as console_verb
 from vhpc_slurm.model import GuestPlacement, Lease, NodeReport, Stage, Timeline
 from vhpc_slurm.node.guest import console
 
@@ -184,7 +185,7 @@ def test_empty_console_is_reported_once(
     site: Site, node: Path, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quiet kernel writes nothing."""
-    monkeypatch.setattr(userconsole, "ASK_S", 0.1)
+    monkeypatch.setattr(console_verb, "ASK_S", 0.1)
     monkeypatch.setattr(bootline, "AGAIN_S", 0.1)
     lease = site.opened(42)
     for name in lease.allocation.node_names:

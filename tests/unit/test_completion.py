@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer.main
 from completion_site import completion_site
 
 from vhpc_slurm.cli import complete
-from vhpc_slurm.cli.main import app
+from vhpc_slurm.cli.images.names import image_names
+from vhpc_slurm.cli.main import COMMAND
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.policy import Rule
@@ -44,12 +44,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_candidates_are_those_of_the_command_line(site: Path, line: str, expected: list[str]) -> None:
-    assert complete.candidates(typer.main.get_command(app), line.split(" ")) == expected
+    assert complete.candidates(COMMAND, line.split(" ")) == expected
 
 
 def test_a_broken_site_completes_nothing(site: Path) -> None:
     (site / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    assert complete.candidates(typer.main.get_command(app), ["forward", ""]) == []
+    assert complete.candidates(COMMAND, ["forward", ""]) == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_images_that_the_site_refuses_are_not_listed(
     site: Path, rules: tuple[Rule, ...], expected: int
 ) -> None:
     images = Images(catalog=str(site / "site"), user_catalog=f"{site}/own/{{user}}/images")
-    assert len(complete.image_names(Config(images=images, policy=rules))) == expected
+    assert len(image_names(Config(images=images, policy=rules))) == expected
 
 
 SLURM = """

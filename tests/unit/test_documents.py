@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
-
-from vhpc_slurm.cli.main import app
+from command_tree import commands
 
 ROOT = Path(__file__).parents[2]
 DECISIONS, MAX_WORDS = ROOT / "docs/decisions", 150
@@ -75,19 +72,17 @@ def test_decisions_that_code_names_exist() -> None:
     assert len(named) > 50
 
 
-def without_json(command: Any, name: str = "") -> set[str]:
-    """The commands below this one that have no option --json."""
-    if hasattr(command, "commands"):
-        return set().union(*(without_json(one, f"{name} {word}") for word, one in command.commands.items()))
-    options = {option for parameter in command.params for option in parameter.opts}
-    return set() if command.hidden or "--json" in options else {name.strip()}
-
-
 def test_the_users_guide_names_the_commands_without_json() -> None:
     text = (ROOT / "docs/users-guide.md").read_text()
     found = re.search(r"^All but (.+) have the option `--json`\.$", text, re.MULTILINE)
     assert found is not None
-    assert set(re.findall(r"`(.+?)`", found[1])) == without_json(typer.main.get_command(app))
+    without = {
+        name
+        for name, command in commands().items()
+        if not command.hidden and not hasattr(command, "commands")
+        if "--json" not in [word for parameter in command.params for word in parameter.opts]
+    }
+    assert set(re.findall(r"`(.+?)`", found[1])) == without
 
 
 def test_terms_are_in_order_and_once() -> None:

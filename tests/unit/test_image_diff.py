@@ -17,7 +17,9 @@ import pytest
 from site_catalog import BASE, publish
 
 from vhpc_slurm.catalog import resolve
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images.diff import diff
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import listing, memory
@@ -126,6 +128,7 @@ def test_equal_files_in_other_bytes_do_not_differ(tree: Path, tmp_path: Path) ->
 def test_the_command_prints_lines_or_json(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(options, "config", lambda: Config(images=IMAGES))
     catalog = tmp_path / "catalog"
     publish(catalog, "a", erofs(tree))
     (tree / "hard").unlink()
@@ -134,7 +137,7 @@ def test_the_command_prints_lines_or_json(
     before = BASE["description"]
     monkeypatch.setitem(BASE, "description", "another one")
     publish(catalog, "b", erofs(tree))
-    assert diff(IMAGES, (catalog, "a"), (catalog, "b"), as_json=False) == 1
+    assert diff("a", "b", catalog=catalog) == 1
     said = capsys.readouterr()
     assert [line for line in said.out.splitlines() if not line.startswith("manifest root.")] == [
         f'manifest description: "{before}" -> "another one"',
@@ -144,7 +147,7 @@ def test_the_command_prints_lines_or_json(
     ]
     steps = [line for line in said.err.splitlines() if not re.search(r"MiB \(\d+ %\)$", line)]
     assert steps == ["vhpc: reading a:latest", "vhpc: reading b:latest"]
-    assert diff(IMAGES, (catalog, "a"), (catalog, "b"), as_json=True) == 1
+    assert diff("a", "b", catalog=catalog, as_json=True) == 1
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["before"]["image"] == "a:latest"
     assert [(row["path"], row["change"]) for row in found["files"]] == [
@@ -154,7 +157,7 @@ def test_the_command_prints_lines_or_json(
     ]
     assert found["files"][1]["before"]["mode"] == "0644"
     assert found["files"][1]["differs"] == ["mode"]
-    assert diff(IMAGES, (catalog, "b"), (catalog, "b"), as_json=False) == 0
+    assert diff("b", "b", catalog=catalog) == 0
     assert capsys.readouterr().out == "no difference\n"
 
 

@@ -21,7 +21,10 @@ from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import edit, read_signed, resolve
 from vhpc_slurm.catalog.changes import STAGING
-from vhpc_slurm.cli.images import registry as imageregistry
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.images.registry import pull as pull_verb
+from vhpc_slurm.cli.images.registry import push as push_verb
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import pull as pulling
@@ -302,14 +305,17 @@ def test_without_a_password_nothing_is_pushed(site: Site, monkeypatch: pytest.Mo
         site.push()
 
 
-def test_the_commands_print_names_and_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_names_and_json(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "config", lambda: Config(images=site.images))
     reference = site.at("cli:1")
-    assert imageregistry.push(site.images, site.catalog, "base", reference, as_json=False) == 0
+    assert push_verb("base", reference, catalog=site.catalog) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"{reference} sha256:")
     assert said.err.startswith("vhpc: checking base:latest\nvhpc: pushing to docker://")
-    assert imageregistry.pull(site.images, site.other, reference, "mine:2", as_json=True) == 0
+    assert pull_verb(reference, "mine:2", catalog=site.other, as_json=True) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["image"], found["digest"], found["changed"]) == ("mine:2", site.digest, True)
-    assert imageregistry.pull(site.images, site.other, reference, "mine:2", as_json=False) == 0
+    assert pull_verb(reference, "mine:2", catalog=site.other) == 0
     assert capsys.readouterr().out == f"mine:2 {site.digest}\n"

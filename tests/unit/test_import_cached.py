@@ -17,7 +17,8 @@ from site_catalog import publish
 
 from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.cli.images import imports as imageimport
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.images import imports as verbs
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
@@ -194,13 +195,13 @@ def test_names_are_readable_and_differ() -> None:
 def test_the_command_prints_the_image(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(imageimport, "own_folder", lambda *_: site.own)
-    config = Config(images=site.images)
-    assert imageimport.print_resolved(config, ARCHIVE, as_json=False) == 0
+    monkeypatch.setattr(verbs, "own_folder", lambda *_: site.own)
+    monkeypatch.setattr(options, "config", lambda: Config(images=site.images))
+    assert verbs.resolve(ARCHIVE) == 0
     plain = capsys.readouterr()
     assert plain.out == f"{site.image()}\n"
     assert plain.err.endswith(" now\n")
-    assert imageimport.print_resolved(config, ARCHIVE, as_json=True) == 0
+    assert verbs.resolve(ARCHIVE, as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == {"image": site.image()}
 
 

@@ -20,7 +20,9 @@ from vhpc_slurm.catalog import edit, read_manifest, resolve
 from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.cli.images import imports as imageimport
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.images.imports import import_ as import_verb
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
@@ -334,9 +336,12 @@ def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "=y", "A=b", "vhpc/kernel-image=x", "a=two\nlines"])
-def test_what_is_no_label_is_refused_before_anything_is_read(site: Site, text: str) -> None:
+def test_what_is_no_label_is_refused_before_anything_is_read(
+    site: Site, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "config", lambda: Config(images=site.images))
     with pytest.raises(UserError, match="is not a label: KEY=VALUE is expected"):
-        imageimport.run(site.images, site.own, "absent.tar", "mine", "", [text], as_json=False)
+        import_verb("absent.tar", "mine", label=[text], catalog=site.own)
 
 
 @pytest.mark.promise("import.container")

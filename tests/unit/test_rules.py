@@ -15,6 +15,14 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES, MAX_FUNCTION, MAX_NAME = 400, 60, 60
+LIMITS = {
+    "python/vhpc_slurm/cli/host/plan.py": (450, "each option of sbatch for guests is one of vhpc plan too"),
+    "python/vhpc_slurm/cli/jobs/cp.py": (
+        450,
+        "the program and the scripts in guests are two ends of one stream",
+    ),
+}
+"""Limits of files that are one concept, each with the reason; a split would only follow the limit."""
 CODE = ("python", "vmimages", "lab", "bench", "scripts")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -36,9 +44,11 @@ def length(path: Path) -> int:
 
 
 def test_a_module_has_a_bounded_length() -> None:
-    paths = list(sources(*CODE, "tests"))
-    assert len(paths) > 400
-    assert [str(path) for path in paths if length(path) > MAX_LINES] == []
+    lines = {str(path.relative_to(ROOT)): length(path) for path in sources(*CODE, "tests")}
+    assert len(lines) > 400
+    assert {name: count for name, count in lines.items() if count > LIMITS.get(name, (MAX_LINES,))[0]} == {}
+    assert LIMITS.keys() <= lines.keys()
+    assert all(limit > MAX_LINES and reason for limit, reason in LIMITS.values())
 
 
 def test_a_function_has_a_bounded_length() -> None:

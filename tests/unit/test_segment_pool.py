@@ -13,6 +13,7 @@ from backend_site import verify
 from controller_lab import Alone, allocation, identity, request
 from key_fabric import an_assignment
 
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.fabric import keys as cli
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
@@ -145,11 +146,14 @@ def test_keys_of_infiniband_and_vlans_never_meet() -> None:
         NoNetwork().validate(KeySnapshot(1, (an_assignment(),)))
 
 
-def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vlan_is_shown_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(7, "n1")
     config = Config(controller=Controller(database=str(tmp_path / "db")))
-    cli.ls(config, as_json=False)
+    monkeypatch.setattr(options, "config", lambda: config)
+    cli.ls()
     assert "VLAN 100  active" in capsys.readouterr().out
     for name in ("vlan100", "VLAN 100", "7"):
         assert [assignment.generation.job_id for assignment in cli._chosen(config, name)] == [7]

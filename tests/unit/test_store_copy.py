@@ -21,7 +21,7 @@ from lease_records import put, record
 from mariadb_server import HAVE_SERVER, WHY_NOT
 from store_backends import ENGINES, ME, Place, configured, open_at, place
 
-from vhpc_slurm.cli.site import database as leasedatabase
+from vhpc_slurm.cli.site.database import migrate
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database
@@ -169,10 +169,10 @@ import msgspec
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from store_backends import configured, place_from
-from vhpc_slurm.cli import leasedatabase
+from vhpc_slurm.cli.site.database import migrate
 config = configured(Path(sys.argv[1]), place_from(sys.argv[2]))
 print("begins", flush=True)
-leasedatabase.copy(config, "mariadb")
+migrate(config, "mariadb")
 """
 
 
@@ -211,7 +211,7 @@ def test_kill_9_of_a_copy_leaves_all_or_nothing(engine: str, tmp_path: Path) -> 
         new.close()
     assert seen <= {0, 200}
     if 200 not in seen:
-        leasedatabase.copy(config, "mariadb")
+        migrate(config, "mariadb")
     new, old = open_at(found), SqliteStore(config.controller.database)
     assert new.page(0, limit=999) == old.page(0, limit=999)
     new.close()
@@ -229,12 +229,12 @@ def test_the_command_copies_there_and_back(
     filled(store)
     before = answers(store)
     store.close()
-    assert leasedatabase.copy(config, "mariadb") == 0
+    assert migrate(config, "mariadb") == 0
     said = capsys.readouterr().out
     assert "       3 lease\n" in said
     assert 'next: set engine = "mariadb"' in said
     path.rename(tmp_path / "kept")
-    assert leasedatabase.copy(config, "sqlite") == 0
+    assert migrate(config, "sqlite") == 0
     back = SqliteStore(path)
     assert answers(back) == before
     back.close()
@@ -244,7 +244,7 @@ def test_only_vhpcds_user_copies(tmp_path: Path) -> None:
     other = "daemon" if os.geteuid() == 0 else "root"
     config = Config(controller=Controller(user=other, database=str(tmp_path / "db")))
     with pytest.raises(UserError, match=rf"must run as {other}.*runuser -u {other}"):
-        leasedatabase.copy(config, "mariadb")
+        migrate(config, "mariadb")
 
 
 def test_a_running_vhpcd_is_left_alone(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_running_vhpcd_is_left_alone(tmp_path: Path) -> None:
 
     config = Config(controller=Controller(user=ME, database=str(tmp_path / "db")))
     with only_one(tmp_path / "db"), pytest.raises(VhpcError, match="another vhpcd uses"):
-        leasedatabase.copy(config, "mariadb")
+        migrate(config, "mariadb")
 
 
 def test_the_copied_tables_are_all_that_there_are(tmp_path: Path) -> None:

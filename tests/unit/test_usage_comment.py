@@ -14,6 +14,7 @@ from controller_lab import allocation, identity, request
 
 from pace import limit
 from vhpc_slurm import slurm
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import seff
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
@@ -278,6 +279,7 @@ def test_figures_replace_earlier_ones_and_nothing_else(before: str, after: str) 
 @pytest.fixture
 def asked(site: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(ControllerClient, "usage", lambda _, job_id, **__: Vhpcd().usage(job_id))
+    monkeypatch.setattr(options, "config", lambda: site)
     return site
 
 
@@ -285,7 +287,7 @@ def test_seff_compares_with_what_the_job_asked_for(
     asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path, "7|7|COMPLETED|12|4|alice|")
-    assert seff.seff(asked, 7, as_json=False) == 0
+    assert seff.seff(7) == 0
     lines = capsys.readouterr().out.splitlines()
     facts = dict(line.split("  ", 1) for line in lines[:12])
     shown = {name: value.strip() for name, value in facts.items()}
@@ -311,7 +313,8 @@ def test_core_time_of_a_running_job_ends_with_its_figures(
     )
     page = msgspec.structs.replace(Vhpcd().usage(7)[0], so_far=so_far)
     monkeypatch.setattr(ControllerClient, "usage", lambda *_, **__: (page, ()))
-    assert seff.seff(site, 7, as_json=False) == 0
+    monkeypatch.setattr(options, "config", lambda: site)
+    assert seff.seff(7) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "State RUNNING Figures so far, 4m00s ago" in text
     assert "CPU Efficiency 50.00% of 00:32:00.00 core-walltime" in text
@@ -319,7 +322,7 @@ def test_core_time_of_a_running_job_ends_with_its_figures(
 
 def test_seff_prints_json(asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path)
-    assert seff.seff(asked, 7, as_json=True) == 0
+    assert seff.seff(7, as_json=True) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["total"]["cpu_us"] == 6_020_000
     assert shown["total"]["read_bytes"] is None
@@ -333,10 +336,11 @@ def test_seff_prints_json(asked: Config, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_seff_says_when_nodes_report(site: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControllerClient, "usage", lambda *_, **__: (Vhpcd().usage(7)[0], ()))
+    monkeypatch.setattr(options, "config", lambda: site)
     with pytest.raises(
         UserError, match="no node has reported what job 7 has used: nodes report in each health check"
     ):
-        seff.seff(site, 7, as_json=False)
+        seff.seff(7)
 
 
 def test_a_row_of_sacct_that_is_no_record_is_an_error(site: Config, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from lease_records import put, record
 from store_backends import ENGINES, open_at, place
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli.jobs import ps as jobs
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.jobs import ps
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import FIGURE_MAX, Figures, Generation, GuestUsage, NodeUsage, StepUsage, job_usage
@@ -174,7 +175,10 @@ def test_reports_of_many_nodes_come_in_pages(vhpcd: Vhpcd) -> None:
 
 
 @needs_munged
-def test_ps_shows_what_ended_jobs_have_used(vhpcd: Vhpcd, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_shows_what_ended_jobs_have_used(
+    vhpcd: Vhpcd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "config", lambda: vhpcd.config)
     client = vhpcd.client
     lease = client.open_generation(request(), allocation())
     client.open_generation(request(43), allocation())
@@ -182,10 +186,10 @@ def test_ps_shows_what_ended_jobs_have_used(vhpcd: Vhpcd, capsys: pytest.Capture
     for node, peak in (("n1", 3 << 30), ("n2", 1 << 30)):
         whole = guest(0, cpu_us=cpu_us, peak_bytes=peak)
         client.report_usage(NodeUsage(lease.generation, node, (whole,)))
-    assert jobs.ps(vhpcd.config, everything=True, as_json=True) == 0
+    assert ps.ps(everything=True, as_json=True) == 0
     shown = {row["job"]: row["usage"] for row in json.loads(capsys.readouterr().out)}
     assert shown == {42: {"cpu_us": 2 * cpu_us, "peak_bytes": 4 << 30, "so_far": None}, 43: None}
-    assert jobs.ps(vhpcd.config, everything=True, as_json=False) == 0
+    assert ps.ps(everything=True) == 0
     _, first, second = capsys.readouterr().out.splitlines()
     assert " 03:00:02.00  4.0 GiB  in all " in first
     assert "GiB" not in second

@@ -17,8 +17,8 @@ from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, 
 from lease_records import record
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.cli.jobs import ps as jobs
-from vhpc_slurm.cli.jobs import report, seff
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.jobs import ps, report, seff
 from vhpc_slurm.controller.api import older, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.sofar import UsageSoFar
@@ -240,30 +240,33 @@ def test_a_restarted_vhpcd_waits_for_the_next_health_check(vhpcd: Vhpcd) -> None
 
 
 @needs_munged
-def test_commands_say_that_a_job_still_runs(vhpcd: Vhpcd, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_say_that_a_job_still_runs(
+    vhpcd: Vhpcd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "config", lambda: vhpcd.config)
     generation = running(vhpcd)
     running(vhpcd, 43)
     for node, written in (("n1", 1 << 20), ("n2", 3 << 20)):
         used = NodeUsage(generation, node, (guest(HOUR_US, written=written),))
         vhpcd.client.report_usage_so_far(node, [used])
 
-    assert jobs.ps(vhpcd.config, everything=False, as_json=False) == 0
+    assert ps.ps() == 0
     _, first, second = capsys.readouterr().out.splitlines()
     assert " 02:00:00.00  2.0 GiB  so far, " in first
     assert " ago" in first
     assert "so far" not in second
-    assert jobs.ps(vhpcd.config, everything=False, as_json=True) == 0
+    assert ps.ps(as_json=True) == 0
     rows = {row["job"]: row["usage"] for row in json.loads(capsys.readouterr().out)}
     assert rows[43] is None
     assert rows[42]["cpu_us"] == 2 * HOUR_US
     assert rows[42]["so_far"]["age_s"] >= 0
 
-    assert seff.seff(vhpcd.config, 42, as_json=False) == 0
+    assert seff.seff(42) == 0
     text = capsys.readouterr().out
     assert "Figures              so far, " in text
     assert "02:00:00.00 (user -, system -)" in text
     assert "read 0 B, written 4.0 MiB" in " ".join(text.split())
-    assert seff.seff(vhpcd.config, 42, as_json=True) == 0
+    assert seff.seff(42, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["nodes_reported"], document["total"]["cpu_us"]) == (0, 2 * HOUR_US)
     assert document["so_far"]["age_s"] >= 0
@@ -272,7 +275,7 @@ def test_commands_say_that_a_job_still_runs(vhpcd: Vhpcd, capsys: pytest.Capture
     assert by_node == {"n1": 1 << 20, "n2": 3 << 20}
     assert all(one["so_far"]["age_s"] >= 0 for one in document["guests"])
 
-    assert report.report(vhpcd.config, 42, html=None, as_json=True) == 0
+    assert report.report(42, as_json=True) == 0
     usage = json.loads(capsys.readouterr().out)["usage"]
     assert (usage["total"]["cpu_us"], usage["so_far"] is not None) == (2 * HOUR_US, True)
 

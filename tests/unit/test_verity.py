@@ -22,6 +22,7 @@ from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.catalog import manifest as manifests
 from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_manifest, decode_whole, tree_size
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images.listing import show
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
@@ -79,16 +80,19 @@ def test_without_a_hash_tree_nothing_changes() -> None:
     assert "verity" not in decode_manifest(encoded(fields)).cmdline
 
 
-def test_an_image_is_shown_with_its_root_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_is_shown_with_its_root_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = Config(images=Images(catalog=str(tmp_path), store=str(tmp_path / "store")))
+    monkeypatch.setattr(options, "config", lambda: config)
     tree = {"algorithm": "sha256", "data_size": BLOCK, "root_hash": HASH}
     publish(tmp_path, "hashed", bytes(BLOCK), verity=tree)
     publish(tmp_path, "plain", bytes(BLOCK))
-    assert show(config, tmp_path, "hashed", as_json=False) == 0
+    assert show("hashed") == 0
     assert re.search(rf"^root hash:? +sha256:{HASH}$", capsys.readouterr().out, re.MULTILINE)
-    show(config, tmp_path, "plain", as_json=False)
+    show("plain")
     assert re.search(r"^root hash:? +-$", capsys.readouterr().out, re.MULTILINE)
-    show(config, tmp_path, "hashed", as_json=True)
+    show("hashed", as_json=True)
     assert json.loads(capsys.readouterr().out)["verity"] == tree
 
 

@@ -17,7 +17,7 @@ from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop, wait_
 from mariadb_server import Proxy, shared
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.cli.site.settings import toml
+from vhpc_slurm.cli.site.configuration import toml
 from vhpc_slurm.config import Config, Paths, load
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.fabric import Fabric

@@ -24,7 +24,7 @@ from controller_lab import (
     wait_for,
 )
 
-from vhpc_slurm.cli.site.settings import toml
+from vhpc_slurm.cli.site.configuration import toml
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database

@@ -7,39 +7,23 @@ Nothing is kept from one call to the next, so nothing is out of date.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
-from vhpc_slurm.catalog import own_folder, refs
+import typer
+
 from vhpc_slurm.cli import context, options
-from vhpc_slurm.config import Config
-from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.cli.verbs import loaded
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.policy.rules import image_refusal, matches
 
 
-def image_names(config: Config) -> list[str]:
-    """Names of the site's images and of the user's own, without those that the site's rules refuse.
-
-    A rule whose conditions depend on the job (partition, account, QOS) refuses nothing here.
-    """
-    user = context.user_name()
-    found = [ref.label for ref in refs(Path(config.images.catalog))]
-    if config.images.user_catalog:
-        folder = own_folder(config.images.user_catalog, user)
-        found += [f"own/{ref.label}" for ref in refs(folder)]
-    rule = _rule(config.policy, user)
-    return [name for name in found if rule is None or not image_refusal(rule, [name])]
-
-
-def _rule(rules: Iterable[Rule], user: str) -> Rule | None:
-    """The rule that applies to each job of a user, whatever its partition, account and QOS."""
-    mine = (rule for rule in rules if not rule.users or matches(rule.users, user))
-    first = next(mine, None)
-    if first is None or first.partitions or first.accounts or first.qos:
-        return None
-    return first
+def complete(
+    ctx: typer.Context,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", show_default=False)] = None,
+) -> int:
+    """Print what may stand in place of the last word of a command line, for completions/."""
+    print("\n".join(candidates(ctx.find_root().command, words or [""])))
+    return 0
 
 
 def candidates(root: Any, words: Sequence[str]) -> list[str]:
@@ -59,7 +43,7 @@ def candidates(root: Any, words: Sequence[str]) -> list[str]:
         elif word.startswith("-"):
             waiting = _taking_value(command, word)
         elif word in getattr(command, "commands", {}):
-            command, places = command.commands[word], 0
+            command, places = loaded(command.commands[word]), 0
         else:
             places += 1
     last = words[-1]
@@ -101,6 +85,8 @@ def _values(parameter: Any) -> list[str]:
 
 
 def _images() -> list[str]:
+    from vhpc_slurm.cli.images.names import image_names
+
     return image_names(options.config())
 
 

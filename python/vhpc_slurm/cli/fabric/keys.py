@@ -1,35 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc fabric: partition keys from vhpcd's database, and OpenSM's partitions file."""
+"""vhpc fabric ls, show, fence, clear, audit: partition keys from vhpcd's database."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from vhpc_slurm.cli import output
+import typer
+
+from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.store.choice import read_keys
-from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
-from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.fabric import keys, numbers
+from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.terminal import printable
-
-MAX_FILE = 256 << 20
-"""Bytes of the largest partitions file that is read; a pool of a million GUIDs has 26 MB."""
-
 
 AGAIN_S = 1.0
 """Pause between two audits: vhpcd may be changing the fabric during the first."""
 
+KeyOrJob = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY|JOB",
+        help="A key (0x1000, vlan100), a job id, or a generation.",
+        show_default=False,
+    ),
+]
 
-def ls(config: Config, *, as_json: bool) -> int:
-    """List the keys that are not free."""
-    snapshot = read_keys(config)
+
+def ls(as_json: Json = False) -> int:
+    """List the partition keys that are not free, with job and state (root, on vhpcd's host)."""
+    snapshot = read_keys(options.config())
     if as_json:
         assignments = [_fields(one) for one in snapshot.assignments]
         output.write_json({"epoch": snapshot.epoch, "assignments": assignments})
@@ -64,8 +71,9 @@ def _note(assignment: keys.KeyAssignment) -> str:
     return assignment.note or (f"for {output.span(assignment.left_s)}" if resting else "")
 
 
-def show(config: Config, what: str, *, as_json: bool) -> int:
-    """Show the assignments of a key, a job or a generation, with their nodes and ports."""
+def show(what: KeyOrJob, as_json: Json = False) -> int:
+    """Show which job has a key: lease, nodes and their last report, ports (root, on vhpcd's host)."""
+    config = options.config()
     assignments = _chosen(config, what)
     records = {
         record.lease.generation: record
@@ -143,8 +151,13 @@ A guest that still runs on the node could then communicate with those jobs.
 """
 
 
-def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
-    """Declare a node off, so that ended generations need not wait for it."""
+def fence(
+    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether the node is off.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Declare that a node is OFF, so that keys of ended jobs need not wait for it (root or SlurmUser)."""
+    config = options.config()
     if not yes:
         if not sys.stdin.isatty():
             raise UserError(
@@ -169,13 +182,14 @@ def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
     return 1 if done.in_use else 0
 
 
-def clear(config: Config, what: str, *, as_json: bool) -> int:
-    """Remove tombstones if no port of the fabric has their keys."""
+def clear(what: KeyOrJob, as_json: Json = False) -> int:
+    """Remove a key's tombstone if no port of the fabric has that key (root, on vhpcd's host)."""
+    config = options.config()
     with_tombstone = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
     if not with_tombstone:
         raise UserError(f"{what} has no tombstone", "", "see: vhpc fabric ls")
     generations = [one.generation for one in with_tombstone]
-    ControllerClient(config).clear(generations, _patience(config))
+    ControllerClient(config).clear(generations, patience_s(config))
     if as_json:
         output.write_json({"cleared": [str(one) for one in generations]})
     else:
@@ -184,23 +198,14 @@ def clear(config: Config, what: str, *, as_json: bool) -> int:
     return 0
 
 
-def install(config: Config, *, force: bool, as_json: bool) -> int:
-    """Let vhpcd write all keys in use to the fabric again."""
-    ControllerClient(config).tell_fabric(force=force, wait_s=_patience(config))
-    if as_json:
-        output.write_json({"told": True})
-    else:
-        print("vhpcd wrote the keys in use to the fabric")
-    return 0
-
-
-def _patience(config: Config) -> float:
+def patience_s(config: Config) -> float:
     """Seconds that vhpcd may need for a change of the fabric."""
     return 4.0 * config.fabric.apply_timeout_s
 
 
-def audit(config: Config, *, as_json: bool) -> int:
-    """Compare the fabric with the keys in use; return 1 when anything differs."""
+def audit(as_json: Json = False) -> int:
+    """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
+    config = options.config()
     # Nothing is written here, so it does not matter whether this vhpcd owns the file.
     network = backend(config.fabric, lambda _epoch, _tag: False)
     found = network.audit(read_keys(config))
@@ -223,50 +228,3 @@ def audit(config: Config, *, as_json: bool) -> int:
         for one in found:
             print(printable(one.what))
     return 1 if found else 0
-
-
-def render(config: Config, *, pool: bool, as_json: bool) -> int:
-    """Print the partitions file."""
-    fabric = config.fabric
-    snapshot = keys.KeySnapshot(0) if pool else read_keys(config)
-    found = static_pool(fabric) if pool else partitions.of_snapshot(snapshot, ipoib=fabric.ipoib)
-    found = (*found, *site_partitions(fabric))
-    if as_json:
-        output.write_json(
-            {
-                "epoch": snapshot.epoch,
-                "partitions": [
-                    {
-                        "name": one.name,
-                        "pkey": f"{one.pkey:#06x}",
-                        "flags": one.flags,
-                        "members": {member: "full" if full else "limited" for member, full in one.members},
-                    }
-                    for one in found
-                ],
-            }
-        )
-        return 0
-    sys.stdout.write(partitions.render(found, snapshot.epoch, snapshot.tag).decode())
-    return 0
-
-
-def lint(file: str, *, as_json: bool) -> int:
-    """Check a partitions file; return 1 when it has defects."""
-    defects = partitions.lint(_read(file))
-    if as_json:
-        output.write_json({"file": file, "defects": defects})
-    else:
-        for defect in defects:
-            print(f"{printable(file)}:{defect.line}: {printable(defect.reason)}")
-    return 1 if defects else 0
-
-
-def _read(file: str) -> bytes:
-    try:
-        data = plainfile.read_file(Path(file), MAX_FILE)
-    except FabricError as err:
-        raise UserError(err.what, err.why) from err
-    if data is None:
-        raise UserError(f"cannot read {file}", "No such file or directory")
-    return data

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from vhpc_slurm.config import Config
+from vhpc_slurm.cli import options
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch
 from vhpc_slurm.fabric.filewatch import Watched
@@ -20,9 +20,9 @@ MAX_LINE = 2 * MAX_FILE
 """Bytes of a request: base64 makes a file a third larger."""
 
 
-def manager(config: Config) -> int:
-    """Answer each line on stdin with one line on stdout, until stdin ends."""
-    opensm = local_opensm(config.fabric)
+def manager() -> int:
+    """Serve this host's OpenSM to a vhpcd on another host: lines of JSON on stdin and stdout."""
+    opensm = local_opensm(options.config().fabric)
     with contextlib.ExitStack() as stack:
         # Without the file watch, the auditor of vhpcd still checks the file at intervals.
         with contextlib.suppress(FabricError):

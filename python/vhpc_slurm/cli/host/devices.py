@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
-from vhpc_slurm.cli import context, output
+import typer
+
+from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.host.hostview import maker
+from vhpc_slurm.cli.options import Json, ThisNode
+from vhpc_slurm.cli.verbs import Group, Verb
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
@@ -48,19 +53,21 @@ class Row:
     what: str
 
 
-def ls(config: Config, node: str, *, as_json: bool) -> int:
-    """List the devices for guests.
+def devices(ctx: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
+    """List GPUs and virtual functions of this node for guests (root).
 
-    Raises:
-        NodeError: the node cannot be read.
+    Shows which generation holds each one, and why one is in quarantine.
     """
+    if ctx.invoked_subcommand is not None:
+        return None
+    config, name = options.config(), context.node_name(node)
     context.need_root("devices")
-    rows = _rows(config, node)
+    rows = _rows(config, name)
     if as_json:
         output.write_json([asdict(row) for row in rows])
         return 0
     if not rows:
-        print(f"{node} has no devices for guests (see placement.gpu_map, and vhpc node-setup for VFs)")
+        print(f"{name} has no devices for guests (see placement.gpu_map, and vhpc node-setup for VFs)")
         return 0
     output.write_table(
         ("DEVICE", "ROLE", "STATE", "HOLDER", "DRIVER", "GROUP", "CELL", "WHAT", "REASON"),
@@ -82,13 +89,11 @@ def ls(config: Config, node: str, *, as_json: bool) -> int:
     return 0
 
 
-def clear(config: Config, address: str, *, as_json: bool) -> int:
-    """Check a device in quarantine, and release it when the check passes.
-
-    Raises:
-        UserError: the address is invalid, or the device is not in quarantine.
-        TeardownError: the check failed.
-    """
+def clear(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
+) -> int:
+    """Reset, clear and check a device in quarantine; if it passes, jobs may get it again (root)."""
+    config = options.config()
     context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
@@ -143,3 +148,13 @@ def _cell(function: PciFunction | None) -> int | None:
 
 def _why(row: Row) -> str:
     return "" if row.since is None else f"{row.reason}, {output.span(time.time() - row.since)} ago"
+
+
+GROUP = Group(
+    Verb(
+        "clear",
+        "host.devices:clear",
+        "Reset, clear and check a device in quarantine; if it passes, jobs may get it again (root).",
+    ),
+    callback=devices,
+)

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from vhpc_slurm.cli import context, output
+import typer
+
+from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.host.checks import (
     CheckResult,
     Level,
@@ -23,6 +26,7 @@ from vhpc_slurm.cli.host.checks import (
     slurm,
     slurmaccess,
 )
+from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.store.layout import Layout
@@ -34,9 +38,17 @@ SLURM_TIMEOUT_S = 15.0
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
 
-def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
-    """Show all results (with ``quiet`` only warnings and errors); return 1 when one is an error."""
-    found = list(findings(config, node))
+def doctor(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and errors.")] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Check this host and Slurm's settings; each finding comes with a hint.
+
+    Run it as root on the controller, on a login node and on every compute node.
+    The exit status is 1 when a finding is an error.
+    """
+    found = list(findings(options.config(), context.node_name(node)))
     shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
     if as_json:
         output.write_json([_fields(finding) for finding in shown])

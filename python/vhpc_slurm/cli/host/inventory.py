@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.host import hostview
+from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
@@ -37,14 +39,30 @@ class Picture:
     remarks: tuple[str, ...]
 
 
-def inventory(config: Config, node: str, *, sysfs_root: str | None, svg: str | None, as_json: bool) -> int:
-    """Show a host: this one, or the one whose sysfs tree is named.
+def inventory(
+    sysfs_root: Annotated[
+        str | None,
+        typer.Option(
+            "--sysfs-root",
+            metavar="DIR",
+            help="Another machine: a copy of its /sys, with its /proc in the same folder.",
+        ),
+    ] = None,
+    svg: Annotated[
+        str | None,
+        typer.Option("--svg", metavar="FILE", help="Write a picture to FILE; - is standard output."),
+    ] = None,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Show sockets, cores, caches, NUMA cells, memory and PCI devices; on this node also their holders.
 
-    Raises:
-        UserError: there is no such tree, or the picture cannot be written.
-        NodeError: the tree cannot be read.
+    Only root sees what guests hold.
     """
-    found = _this(config, node) if sysfs_root is None else _other(config, node, sysfs_root)
+    if svg == "-" and as_json:
+        raise typer.BadParameter("--svg - and --json cannot both write to standard output")
+    config, name = options.config(), context.node_name(node)
+    found = _this(config, name) if sysfs_root is None else _other(config, name, sysfs_root)
     if svg is not None:
         _write_svg(found, svg)
     if as_json:

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
-from vhpc_slurm.cli import context, output
-from vhpc_slurm.config import Config
+import typer
+
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Json
 from vhpc_slurm.node.devices import setup
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
@@ -15,14 +18,18 @@ from vhpc_slurm.placement.usage import fold
 EXIT_NODE = 3
 
 
-def node_setup(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    """Do the missing steps, with ``dry_run`` only list them.
+def node_setup(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Create virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
 
-    Returns 3 when a step failed, with ``dry_run`` 1 when one is missing.
-
-    Raises:
-        NodeError: the journals cannot be read, so it is unknown which devices guests hold.
+    Existing ones are not changed.  The unit vhpc-node-setup.service
+    runs this at boot, before slurmd.  The exit status is 3 when a step failed.
     """
+    config = options.config()
     context.need_root("node-setup")
     layout = Layout(config)
     with reservations.plan_lock(layout, config.guests.stage_timeout_s):

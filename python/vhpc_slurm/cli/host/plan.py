@@ -6,14 +6,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from vhpc_slurm.catalog import Owner, resolve_for
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.host import planview
-from vhpc_slurm.cli.jobs import ps as jobs
+from vhpc_slurm.cli.host.planview import NO_JOB
+from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError, VhpcError
@@ -39,7 +41,56 @@ from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 from vhpc_slurm.policy import visible_shares
 
-NO_JOB = planview.NO_JOB
+JobHere = Annotated[
+    int | None,
+    typer.Argument(metavar="JOBID", min=1, help="A job on this node; its lease gives its allocation."),
+]
+ImageName = Annotated[
+    str | None,
+    typer.Option(
+        "--image", metavar="NAME[:TAG][@DIGEST]", help="Without JOBID: the image of a job that you describe."
+    ),
+]
+CpuIds = Annotated[
+    str | None,
+    typer.Option("--cpus", metavar="LIST", help="With --image: Slurm's CPU ids, like 0-3,8; default all."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option("--memory", metavar="MIB", min=1, help="With --image: memory of the job here; default all."),
+]
+MemReserve = Annotated[
+    int | None,
+    typer.Option("--mem-reserve", metavar="MIB", min=0, help="With --image: as sbatch --vhpc-mem-reserve."),
+]
+UserName = Annotated[
+    str | None,
+    typer.Option(
+        "--user", metavar="USER", help="With --image: user of the job; default you, unless you are root."
+    ),
+]
+WorkDir = Annotated[
+    str | None,
+    typer.Option(
+        "--chdir",
+        metavar="DIR",
+        help="With --image: working directory of the job; default here.",
+    ),
+]
+GpuIndexes = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm allocates."),
+]
+VfCount = Annotated[
+    int | None,
+    typer.Option("--vfs", metavar="N", min=0, help="With --image: number of virtual functions."),
+]
+GuestCount = Annotated[
+    int | None,
+    typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
+]
+DiskSize = Annotated[options.Disk | None, options.disk_option("With --image: as sbatch --vhpc-disk.")]
+AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
 
 @dataclass(frozen=True)
@@ -59,6 +110,49 @@ class Wish:
     disk_mount: str = ""
 
 
+def plan(
+    job_id: JobHere = None,
+    image: ImageName = None,
+    cpus: CpuIds = None,
+    memory: MemoryMib = None,
+    mem_reserve: MemReserve = None,
+    user: UserName = None,
+    chdir: WorkDir = None,
+    gpus: GpuIndexes = None,
+    vfs: VfCount = None,
+    guests_per_node: GuestCount = None,
+    disk: DiskSize = None,
+    xml: AsXml = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Show the plan of Prolog on this node, for a job or for one that you describe; or why it is refused."""
+    wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node, disk)
+    if (job_id is None) == (image is None):
+        raise typer.BadParameter("either JOBID or --image is needed")
+    if job_id is not None and any(wish is not None for wish in wishes):
+        raise typer.BadParameter("JOBID excludes --cpus, --memory and the like: the job has its allocation")
+    config, name = options.config(), context.node_name(node)
+    if job_id is not None:
+        case = of_job(config, job_id, name)
+    else:
+        wish = Wish(
+            image or "",
+            cpus,
+            memory,
+            mem_reserve,
+            user,
+            chdir or os.getcwd(),  # noqa: PTH109
+            gpus,
+            vfs,
+            guests_per_node or 1,
+            None if disk is None else disk.mib,
+            "" if disk is None else disk.mount,
+        )
+        case = of_wish(config, wish, name)
+    return show(config, case, xml=xml, as_json=as_json)
+
+
 def of_job(config: Config, job_id: int, node: str) -> PlanInput:
     """The case of an existing job on this node, from its lease.
 
@@ -67,9 +161,9 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
         FabricError: vhpcd cannot be reached.
     """
     context.need_listener("plan JOBID", config)
-    record = jobs.of_job(config, job_id)
+    record = leases.of_job(config, job_id)
     if record is None:
-        raise jobs.unknown(job_id)
+        raise leases.unknown(job_id)
     lease = record.lease
     if lease.image is None:
         raise UserError(f"job {job_id} was refused", lease.refusal)
@@ -148,7 +242,7 @@ def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeD
     return (gres,) if indexes else (), _devices(config)
 
 
-def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
+def show(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:

@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.cli import context, output
-from vhpc_slurm.config import Config
+from typing import Annotated
+
+import typer
+
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.reconcile.run import reconcile as run
 
 
-def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
-    """Repair the findings, with ``check`` only report them.
+def reconcile(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 when there is a finding.")
+    ] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Repair what a crash left on this node (root).
 
-    Returns 1 when a finding is not repaired, with ``check`` when there is any finding.
+    Compares journals, libvirt, processes and vhpcd's leases.  The exit status
+    is 0 when there is no finding or all are repaired, else 1.
     """
+    config, name = options.config(), context.node_name(node)
     context.need_root("reconcile")
-    results = run(config, node, check=check)
+    results = run(config, name, check=check)
     if as_json:
         output.write_json(
             [
@@ -23,7 +35,7 @@ def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
             ]
         )
     elif not results:
-        print(f"{node} is clean")
+        print(f"{name} is clean")
     else:
         output.write_table(
             ("KIND", "FOUND", "REPAIRED", "ERROR"),

@@ -12,13 +12,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from vhpc_slurm import files
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.host import doctor
 from vhpc_slurm.cli.host.checks import Level, libvirtsockets
 from vhpc_slurm.cli.host.checks.node import LIBVIRT_FOLDER
 from vhpc_slurm.cli.host.checks.plugstack import find_line, needed
+from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.devices.setup import SetupStep, State
 from vhpc_slurm.node.host.process import last_lines, run_briefly
@@ -51,14 +55,24 @@ class Place:
     systemctl: str = SYSTEMCTL
 
 
-def setup(config: Config, role: Role, node: str, *, dry_run: bool, as_json: bool) -> int:
-    """Do the missing steps of a role, with ``dry_run`` only list them; show what `vhpc doctor` finds.
+def setup(
+    role: Annotated[str, typer.Argument(metavar="node|controller|login", show_default=False)],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
+    ] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Do what this host needs beside its packages, and show what is left (root).
 
-    Returns 3 when a step failed, 1 when something is left to do, else 0.
+    It may be repeated.  The exit status is 1 when something is left to do, 3 when a step failed.
     """
-    context.need_root(f"setup {role.value}")
-    done = list(steps(config, role, dry_run=dry_run))
-    left = [finding for finding in doctor.findings(config, node) if finding.level is not Level.OK]
+    if role not in [known.value for known in Role]:
+        raise typer.BadParameter(f"{role!r} is not one of: node, controller, login")
+    config, name = options.config(), context.node_name(node)
+    context.need_root(f"setup {role}")
+    done = list(steps(config, Role(role), dry_run=dry_run))
+    left = [finding for finding in doctor.findings(config, name) if finding.level is not Level.OK]
     if as_json:
         output.write_json({"steps": [asdict(step) for step in done], "left": [asdict(one) for one in left]})
     else:

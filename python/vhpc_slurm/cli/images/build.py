@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import typer
 
 import vhpc_slurm
 from vhpc_slurm.catalog import own_folder
 from vhpc_slurm.catalog.changes import check_new_name
 from vhpc_slurm.cli import context, options
+from vhpc_slurm.cli.options import Catalog, Json, Labels
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
@@ -22,7 +25,71 @@ CHECKOUT = Path(vhpc_slurm.__file__).parents[2]
 """The source tree, if this package is in one."""
 
 
-def run(
+AnotherAgent = Annotated[
+    Path | None, typer.Option("--agent", metavar="FILE", help="Another vhpc-agent.", show_default=False)
+]
+AnotherInit = Annotated[
+    Path | None, typer.Option("--init", metavar="FILE", help="Another vhpc-init.", show_default=False)
+]
+
+
+def build(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A recipe's file, or the name of one that came with vhpc, such as debian-minimal.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[own/]NAME[:TAG]", help="Default: name and tag of the recipe."),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ignore the cache and install current packages.")
+    ] = False,
+    mirror: Annotated[
+        str, typer.Option("--mirror", metavar="URL", help="Debian mirror.", show_default=False)
+    ] = "",
+    security_mirror: Annotated[
+        str,
+        typer.Option(
+            "--security-mirror",
+            metavar="URL",
+            help="Mirror of Debian's security updates.",
+            show_default=False,
+        ),
+    ] = "",
+    cache: Annotated[
+        Path | None,
+        typer.Option("--cache", metavar="DIR", help="Cache of finished bases.", show_default=False),
+    ] = None,
+    agent: AnotherAgent = None,
+    init: AnotherInit = None,
+    label: Labels = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> NoReturn:
+    """Build an image from a recipe: a Debian system, its kernel, and the guest agent.
+
+    Without a NAME it goes into the site's catalogue if that is yours, else into your own.
+    """
+    given = {
+        "mirror": mirror,
+        "security-mirror": security_mirror,
+        "cache": cache,
+        "agent": agent,
+        "init": init,
+    }
+    words = [f"--{option}={value}" for option, value in given.items() if value]
+    words += [f"--label={text}" for text in label or ()]
+    words += ["--refresh"] if refresh else []
+    words += ["--json"] if as_json else []
+    _become_builder(options.config(), recipe, name, catalog, words)
+
+
+def _become_builder(
     config: Config, recipe: str, name: str | None, catalog: Path | None, words: Sequence[str]
 ) -> NoReturn:
     """Replace this process by the builder.

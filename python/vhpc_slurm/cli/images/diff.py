@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli import output
+from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli.options import Catalog, ImageArgument, Json
 from vhpc_slurm.cli.progress import progress
-from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing.compare import Change, Differences, Entry, Side, compare
 from vhpc_slurm.model import ImageRef
 from vhpc_slurm.terminal import one_line
@@ -18,22 +17,25 @@ from vhpc_slurm.terminal import one_line
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
-def diff(images: Images, before: tuple[Path, str], after: tuple[Path, str], *, as_json: bool) -> int:
-    """Show what differs between two images; exit status 1 if something does. Errors as ``compare``.
+def diff(
+    before: ImageArgument,
+    after: ImageArgument,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Show what differs between two images: their manifests, and the files of their roots.
 
-    Args:
-        images: the site's configuration.
-        before: catalogue and name of the first image.
-        after: those of the second one.
-        as_json: print JSON.
+    The exit status is 1 if something differs.
     """
-    sides = [Side(resolve(catalog, ImageRef.parse(name)), catalog) for catalog, name in (before, after)]
-    found = compare(images, sides[0], sides[1], progress)
+    config = options.config()
+    places = [(options.catalog(config, catalog, name), name) for name in (before, after)]
+    sides = [Side(resolve(where, ImageRef.parse(name)), where) for where, name in places]
+    found = compare(config.images, sides[0], sides[1], progress)
     if as_json:
         output.write_json(
             {
-                "before": _image(sides[0], before[1]),
-                "after": _image(sides[1], after[1]),
+                "before": _image(sides[0], before),
+                "after": _image(sides[1], after),
                 "manifest": found.manifest,
                 "files": [_json(change) for change in found.files],
             }

@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from vhpc_slurm.catalog import edit, read_signed, refs, resolve, verify_blob, with_list
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
-from vhpc_slurm.cli import output
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, Own
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.site.policy import unknown
 from vhpc_slurm.config import Config
@@ -23,9 +26,15 @@ from vhpc_slurm.policy import Subject, check_image, possible, signatures
 from vhpc_slurm.progress import counter
 
 
-def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
-    """Let another name point to an image; errors as ``edit.tag``."""
-    image = edit.tag(catalog, ImageRef.parse(source), ImageRef.parse(target))
+def tag(
+    source: ImageArgument,
+    target: Annotated[str, typer.Argument(metavar="[own/]NEW[:TAG]", show_default=False)],
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Let the name NEW point to an image (owner of the catalogue)."""
+    where = options.catalog(options.config(), catalog, source, target)
+    image = edit.tag(where, ImageRef.parse(source), ImageRef.parse(target))
     if as_json:
         output.write_json({"image": str(image.ref), "digest": image.digest})
     else:
@@ -33,14 +42,19 @@ def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
     return 0
 
 
-def rm(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
-    """Remove names; errors as ``edit.remove``. All names are checked before the first is removed."""
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="[own/]NAME[:TAG]...", show_default=False)],
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Remove names (owner of the catalogue); vhpc image gc deletes images that have lost their last one."""
+    where = options.catalog(options.config(), catalog, *names)
     wanted = [ImageRef.parse(name) for name in names]
-    known = {(ref.name, ref.tag) for ref in refs(catalog)}
+    known = {(ref.name, ref.tag) for ref in refs(where)}
     for ref in wanted:
         if not ref.digest and (ref.name, ref.tag) not in known:
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls")
-    done = [{"image": str(ref), "digest": edit.remove(catalog, ref) or None} for ref in wanted]
+    done = [{"image": str(ref), "digest": edit.remove(where, ref) or None} for ref in wanted]
     if as_json:
         output.write_json(done)
         return 0
@@ -50,45 +64,57 @@ def rm(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
 
 
 def verify(
-    config: Config,
-    catalog: Path,
-    names: Sequence[str],
-    subject: Subject | None = None,
-    *,
-    own: bool = False,
-    as_json: bool,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[[own/]NAME[:TAG][@DIGEST]...]", help="Default: all.", show_default=False),
+    ] = None,
+    user: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="USER", help="Also check the policy, for jobs of USER.", show_default=False
+        ),
+    ] = "",
+    partition: Annotated[
+        str | None, typer.Option("--partition", help="The same for jobs of a partition.", show_default=False)
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="The same for jobs of an account.", show_default=False)
+    ] = None,
+    qos: Annotated[
+        str | None, typer.Option("--qos", help="The same for jobs of a QOS.", show_default=False)
+    ] = None,
+    own: Own = False,
+    catalog: Catalog = None,
+    as_json: Json = False,
 ) -> int:
-    """Check manifest and blobs of images, by default of all, and who has signed them.
+    """Compare all bytes of images with their digests, and show who has signed them.
 
-    Args:
-        config: has the policy and the signers.
-        catalog: the catalogue.
-        names: images, as the user wrote them.
-        subject: whether the policy permits the images to this one's jobs is checked, too, by all rules
-            that may apply, as ``vhpc policy explain`` does.
-        own: the catalogue is the user's own, so all its images are.
-        as_json: print JSON.
-
-    Returns:
-        Exit status: 1 if one is broken, or refused whatever is not known of the subject.
+    With --for, --partition, --account or --qos, images are also compared with the policy: with all
+    rules that may apply, where something of the job is not given. The exit status is 1 if an image is
+    broken, or permitted by none of them.
     """
-    wanted = [ImageRef.parse(name) for name in names]
-    wanted = wanted or [replace(ref, own=own) for ref in refs(catalog)]
+    config = options.config()
+    where = options.catalog(config, catalog, *(names or ()), own=own)
+    subject = None
+    if user or any(given is not None for given in (partition, account, qos)):
+        subject = Subject(user or context.user_name(), partition, account, qos)
+    wanted = [ImageRef.parse(name) for name in names or ()]
+    wanted = wanted or [replace(ref, own=own) for ref in refs(where)]
     sound: set[tuple[str, int]] = set()
-    count = counter(progress, "verified", _total(catalog, wanted))
+    count = counter(progress, "verified", _total(where, wanted))
     results: list[dict[str, Any]] = []
     for ref in wanted:
         row: dict[str, Any] = dict.fromkeys(("digest", "signers", "problem", "rules"))
         row = {"image": str(ref)} | row
         results.append(row)
         try:
-            image = resolve(catalog, ref)
-            _verify(catalog, image, sound, count)
+            image = resolve(where, ref)
+            _verify(where, image, sound, count)
             row["digest"] = image.digest
             if config.images.allowed_signers:
-                row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
+                row["signers"] = signatures.check(config.images, read_signed(where, image)).principals
             if subject is not None:
-                row["rules"] = _judged(config, subject, image, catalog)
+                row["rules"] = _judged(config, subject, image, where)
                 row["problem"] = _refusal(row["rules"])
         except UserError as err:
             row["problem"] = err.line()
@@ -142,19 +168,37 @@ def _permission(rules: list[dict[str, str | None]]) -> str:
     return f"depends: permitted where {' or '.join(names)} applies; {'; '.join(cases)}"
 
 
-def sign(catalog: Path, name: str, key: Path | None, signature: Path | None, *, as_json: bool) -> int:
-    """Add a signature to an image: made with a key, or read from a file.
-
-    Raises:
-        UserError: no such image, a key that cannot sign, or a catalogue that cannot be changed.
-    """
-    image = resolve(catalog, ImageRef.parse(name))
+def sign(
+    name: ImageArgument,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Private key, or the public key of one in the ssh-agent; ssh-keygen(1) makes the signature.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(
+            "--signature", metavar="FILE", help="A signature that was made elsewhere.", show_default=False
+        ),
+    ] = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Add a signature to an image (owner of the catalogue)."""
+    if (key is None) == (signature is None):
+        raise typer.BadParameter("one of --key and --signature is needed")
+    where = options.catalog(options.config(), catalog, name)
+    image = resolve(where, ImageRef.parse(name))
     if key is not None:
-        made = signatures.sign(read_signed(catalog, image).manifest, key)
+        made = signatures.sign(read_signed(where, image).manifest, key)
     else:
         assert signature is not None
         made = _signature(signature)
-    added = edit.add_signature(catalog, image, made)
+    added = edit.add_signature(where, image, made)
     if as_json:
         output.write_json({"image": str(image.ref), "digest": image.digest, "added": added})
     else:
@@ -201,9 +245,24 @@ def _verify(
             sound.add((blob.sha256, blob.size))
 
 
-def gc(catalog: Path, days: float, *, dry_run: bool, as_json: bool) -> int:
-    """Delete images without a name; exit status 1 if a manifest is broken. Errors as ``edit.collect``."""
-    found = edit.collect(catalog, days * 86400.0, dry_run=dry_run)
+def gc(
+    days: Annotated[
+        float,
+        typer.Option("--days", metavar="N", min=0, help="For how long images without a name are kept."),
+    ] = 7.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; show what would be deleted.")
+    ] = False,
+    own: Own = False,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Delete images that have had no name for some days, and their blobs (owner of the catalogue).
+
+    The first run that finds an image without a name starts the count of days; run it daily.
+    """
+    where = options.catalog(options.config(), catalog, own=own)
+    found = edit.collect(where, days * 86400.0, dry_run=dry_run)
     freed = sum(item.size for item in found.removed)
     if as_json:
         output.write_json(

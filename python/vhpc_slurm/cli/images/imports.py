@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc image import."""
+"""vhpc image import, resolve."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
 from vhpc_slurm.catalog import own_folder
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Catalog, Json, Labels, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.cached import image_of
 from vhpc_slurm.importing.imports import import_image
@@ -21,15 +22,21 @@ from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
 
 
-def resolve(config: Config, source: str) -> str:
+def resolve_source(config: Config, source: str) -> str:
     """The image of a source in the caller's own catalogue, imported if need be; errors as ``image_of``."""
     catalog = own_folder(config.images.user_catalog, context.user_name())
     return image_of(config.images, Source.parse(source), catalog, progress)
 
 
-def print_resolved(config: Config, source: str, *, as_json: bool) -> int:
-    """Print the name of that image, with its digest; errors as ``image_of``."""
-    name = resolve(config, source)
+def resolve(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="docker://NAME or KIND:PATH.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> int:
+    """Print the image of a source in your own catalogue, with its digest; import it if it is not there."""
+    name = resolve_source(options.config(), source)
     if as_json:
         output.write_json({"image": name})
     else:
@@ -49,19 +56,36 @@ def _labels(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def run(
-    images: Images,
-    catalog: Path,
-    source: str,
-    target: str,
-    kernel: str,
-    labels: Sequence[str] = (),
-    *,
-    as_json: bool,
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], "
+            "a tar file (.tar, .tar.gz, .tgz, .tar.zst), a folder, or a disk with a system: qcow2:FILE, "
+            "raw:FILE, vmdk:FILE.",
+            show_default=False,
+        ),
+    ],
+    target: NewImage,
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="IMAGE",
+            help="Image of the site whose kernel is used; default: images.import_kernel.",
+            show_default=False,
+        ),
+    ] = "",
+    label: Labels = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
 ) -> int:
-    """Import a container or a file tree; errors as ``import_image``."""
+    """Make an image of a container or of a file tree (owner of the catalogue)."""
+    config = options.config()
+    where = options.catalog(config, catalog, target)
     parsed, ref = Source.parse(source), ImageRef.parse(target)
-    found = import_image(images, parsed, ref, catalog, kernel, progress, _labels(labels))
+    found = import_image(config.images, parsed, ref, where, kernel, progress, _labels(label or ()))
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
     if as_json:

@@ -8,9 +8,10 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from vhpc_slurm.catalog import (
     CatalogEntry,
@@ -23,7 +24,8 @@ from vhpc_slurm.catalog import (
     refs,
     resolve,
 )
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, Own
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
@@ -34,20 +36,27 @@ from vhpc_slurm.terminal import short_digests
 PARTS = ("kernel", "initrd", "root")
 
 
-def ls(config: Config, catalog: Path, name: str | None, *, own: bool = False, as_json: bool) -> int:
-    """Show all images of a catalogue, or the tags of one name; ``own``: it is the user's.
-
-    Raises:
-        UserError: the catalogue has no image of that name.
-    """
+def ls(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Only the tags of this name."),
+    ] = None,
+    own: Own = False,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """List the images of the site; with --own, yours."""
+    config = options.config()
+    where = options.catalog(config, catalog, *([name] if name else []), own=own)
+    is_own = own or (name or "").startswith("own/")
     wanted = None if name is None else ImageRef.parse(name).name
     found = [
-        replace(entry, ref=replace(entry.ref, own=own))
-        for entry in list_images(catalog)
+        replace(entry, ref=replace(entry.ref, own=is_own))
+        for entry in list_images(where)
         if wanted in (None, entry.ref.name)
     ]
     if wanted is not None and not found:
-        raise UnknownImageError(ImageRef(wanted, own=own), refs(catalog))
+        raise UnknownImageError(ImageRef(wanted, own=is_own), refs(where))
     on_node = _stored(config)
     if as_json:
         output.write_json([_entry_json(entry, on_node) for entry in found])
@@ -57,7 +66,7 @@ def ls(config: Config, catalog: Path, name: str | None, *, own: bool = False, as
         [_row(entry, on_node) for entry in found],
         right=("SIZE", "MIN MEMORY"),
     )
-    if not own and wanted is None and catalog == Path(config.images.catalog):
+    if not is_own and wanted is None and where == Path(config.images.catalog):
         _mention_own(config)
     return 0
 
@@ -88,10 +97,12 @@ def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:
     )
 
 
-def show(config: Config, catalog: Path, text: str, *, as_json: bool) -> int:
-    """Show one image; UserError when the catalogue has no image of that name."""
-    image = resolve(catalog, ImageRef.parse(text))
-    whole = read_manifest(catalog, image.digest, str(image.ref))
+def show(name: ImageArgument, catalog: Catalog = None, as_json: Json = False) -> int:
+    """Show one image: its digest, what its manifest says, and its blobs."""
+    config = options.config()
+    where = options.catalog(config, catalog, name)
+    image = resolve(where, ImageRef.parse(name))
+    whole = read_manifest(where, image.digest, str(image.ref))
     on_node = _stored(config)
     if as_json:
         output.write_json(_json(image, on_node) | msgspec.to_builtins(whole))

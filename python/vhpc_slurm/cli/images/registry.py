@@ -3,22 +3,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli import output
+from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, NewImage
 from vhpc_slurm.cli.progress import progress
-from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing import pull as pulling
 from vhpc_slurm.importing import push as pushing
 from vhpc_slurm.model import ImageRef
 
 
-def push(images: Images, catalog: Path, name: str, reference: str, *, as_json: bool) -> int:
-    """Put an image into a registry; errors as ``importing.push``."""
-    done = pushing.push(images, resolve(catalog, ImageRef.parse(name)), catalog, reference, progress)
+def push(
+    name: ImageArgument,
+    reference: Annotated[str, typer.Argument(metavar="docker://REGISTRY/NAME[:TAG]", show_default=False)],
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Put an image, with its signatures, into an OCI registry."""
+    config = options.config()
+    where = options.catalog(config, catalog, name)
+    done = pushing.push(config.images, resolve(where, ImageRef.parse(name)), where, reference, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(done))
     else:
@@ -26,9 +34,18 @@ def push(images: Images, catalog: Path, name: str, reference: str, *, as_json: b
     return 0
 
 
-def pull(images: Images, catalog: Path, reference: str, target: str, *, as_json: bool) -> int:
-    """Put an image of a registry into a catalogue; errors as ``importing.pull``."""
-    done = pulling.pull(images, reference, ImageRef.parse(target), catalog, progress)
+def pull(
+    reference: Annotated[
+        str, typer.Argument(metavar="docker://REGISTRY/NAME[:TAG][@DIGEST]", show_default=False)
+    ],
+    target: NewImage,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Get an image that vhpc image push has put into a registry (owner of the catalogue)."""
+    config = options.config()
+    where = options.catalog(config, catalog, target)
+    done = pulling.pull(config.images, reference, ImageRef.parse(target), where, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(done))
     else:

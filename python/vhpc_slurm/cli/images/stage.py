@@ -6,15 +6,17 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import blobs, resolve
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.images import peers as imagepeers
-from vhpc_slurm.cli.images import relay as imagerelay
+from vhpc_slurm.cli.images import relay
+from vhpc_slurm.cli.options import Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
@@ -55,16 +57,18 @@ class OnNode(msgspec.Struct, frozen=True):
     sources: dict[str, int] = {}
 
 
-def stage(config: Config, name: str, *, as_json: bool, peers: bool = False) -> int:
-    """Copy an image of the site into this node's store, as Prolog does.
+SiteImage = Annotated[str, typer.Argument(metavar="NAME[:TAG][@DIGEST]", show_default=False)]
 
-    ``peers``: other nodes that do the same pass it on, as ``vhpc image warm`` says over standard input.
 
-    Raises:
-        UserError: not root, no image of the site, or the image is broken or larger than the store.
-        FabricError: the store has no room now, or the catalogue is too slow.
-        NodeError: the node cannot store it.
-    """
+def stage(
+    name: SiteImage,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="For vhpc image warm, which directs it over standard input.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Copy an image of the site into the store of this node, as Prolog does when a job starts (root)."""
+    config = options.config()
     context.need_root("image stage")
     image, layout = _image(config, name, "stage"), Layout(config)
     if peers:
@@ -101,22 +105,23 @@ def _staged(layout: Layout, image: ImageIdentity, lineage: Lineage | None) -> St
     return Staged(str(image.ref), image.digest, staged.copied, seconds, dict(staged.sources))
 
 
-def warm(config: Config, name: str, nodes: str, parallel: int, *, as_json: bool) -> int:
-    """Run ``stage`` on nodes; exit status 1 if it failed on one.
+def warm(
+    name: SiteImage,
+    nodes: Annotated[
+        str,
+        typer.Option("--nodes", "-w", metavar="NODES", help="Such as n[1-16],n20.", show_default=False),
+    ],
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, max=1024, help="On how many nodes at once.")
+    ] = 16,
+    as_json: Json = False,
+) -> int:
+    """Copy an image of the site into the stores of nodes before jobs need it (root).
 
-    With ``images.peer_port`` the nodes pass the image on to each other.
-
-    Args:
-        config: the site's configuration.
-        name: an image of the site; its digest is the same for all nodes, even if the name moves meanwhile.
-        nodes: Slurm's host list.
-        parallel: on how many nodes at once.
-        as_json: print JSON.
-
-    Raises:
-        UserError: not root, no image of the site, or a node does not exist.
-        FabricError: catalogue or Slurm do not answer.
+    Runs vhpc image stage on each node by srun. With images.peer_port nodes pass the image on to each
+    other. The exit status is 1 if it failed on a node.
     """
+    config = options.config()
     context.need_root("image warm")
     image, runs = _image(config, name, "warm"), slurm.node_runs(config)
     places = runs.places(nodes)
@@ -142,9 +147,9 @@ def _copies(
     command = [*COMMAND, f"{image.ref.label}@{image.digest}", "--json"]
     memory_mib = MEMORY_MIB + (sum(blob.size for blob in blobs(image.manifest)) >> 20)
     timeout_s = config.guests.stage_timeout_s
-    if not config.images.peer_port or len(places) < 2 or len(nodes) > imagerelay.NODES_MAX:
+    if not config.images.peer_port or len(places) < 2 or len(nodes) > relay.NODES_MAX:
         return runs.run(places, command, parallel=parallel, timeout_s=timeout_s, memory_mib=memory_mib)
-    return imagerelay.copy(
+    return relay.copy(
         runs,
         places,
         command,

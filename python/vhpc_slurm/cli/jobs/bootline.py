@@ -8,8 +8,11 @@ import re
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from vhpc_slurm.cli import options
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Lease, LeaseState
@@ -67,11 +70,13 @@ def without_seconds(text: str) -> str:
     return re.sub(r" for \d+ s$", "", text)
 
 
-def watch(config: Config, waiter: str, pid: int) -> int:
-    """Print lines on a terminal's stderr while the job of a waiting command boots; never an error.
-
-    Ends when the guests are ready, when the job has ended, and when the command (``pid``) has ended.
-    """
+def watch(
+    waiter: Annotated[str, typer.Argument(metavar="WORD", show_default=False)],
+    pid: Annotated[int, typer.Argument(metavar="PID", min=1, show_default=False)],
+) -> int:
+    """Print on stderr how far the job is that srun or salloc waits for; the SPANK plugin runs this."""
+    # ends when the guests are ready, when the job has ended, and when the command (pid) has ended
+    config = options.config()
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the shell of salloc may be in the foreground
     try:
         command = os.pidfd_open(pid)

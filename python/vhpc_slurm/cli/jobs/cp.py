@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import typer
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli import output
-from vhpc_slurm.cli.jobs import cpscripts as copyscripts
-from vhpc_slurm.cli.jobs import guest as jobguest
+from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli.jobs import jobguest
 from vhpc_slurm.cli.jobs.extract import Copied, Kind, extract, need_space
-from vhpc_slurm.cli.jobs.guest import JobGuest
-from vhpc_slurm.config import Config
+from vhpc_slurm.cli.jobs.jobguest import ONLY_TASK, GuestOfNode, JobGuest
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.slurm.steps import Step
 
@@ -37,6 +37,70 @@ REPORT_S = 0.5
 LINE_MAX = 80
 _REMOTE = re.compile(r"([1-9][0-9]{0,9})(?:/([A-Za-z0-9._-]{1,255}))?:(.*)", re.DOTALL)
 _FILE = re.compile(rb"f ([0-7]{1,4}) ([0-9]{1,18}) (-?[0-9]{1,11})")
+
+# What runs in the guest needs sh, coreutils or busybox, and tar for folders. The first argument is the task
+# that is to run (ONLY_TASK), then come those of the script.
+_BEGIN = (
+    ONLY_TASK
+    + """
+set -u
+die() { echo "$1" >&2; exit 1; }
+cd ~ 2>/dev/null || cd /
+case $1 in /*) at=$1 ;; *) at=./$1 ;; esac
+"""
+)
+_WITH_TAR = 'command -v tar >/dev/null || die "the image has no tar, which folders need; copy single files"\n'
+
+SEND = f"""{_BEGIN}
+if [ -d "$at" ]; then
+    {_WITH_TAR}
+    [ -x "$at" ] && [ -r "$at" ] || die "$1: Permission denied"
+    echo d && exec tar -c -f - -C "$at" .
+elif [ -f "$at" ]; then
+    [ -r "$at" ] || die "$1: Permission denied"
+    stat -L -c 'f %a %s %Y' "$at" && exec cat "$at"
+elif [ -e "$at" ]; then die "$1: neither a file nor a folder"
+else die "$1: No such file or directory"
+fi
+"""
+"""Argument: a path.  Writes ``d`` and a tar, or ``f MODE SIZE TIME`` and the content."""
+
+_PLACE = """
+if [ -d "$at" ]; then
+    [ -n "$2" ] || die "$1: it is a folder; give the name of a file"
+    at=${at%/}/$2
+    [ ! -d "$at" ] || die "$at: it is a folder"
+fi
+case $at in */) die "$1: No such folder" ;; esac
+[ -d "${at%/*}/" ] || die "$1: No such folder"
+"""
+RECEIVE_FILE = f"""{_BEGIN}{_PLACE}
+[ ! -L "$at" ] || at=$(readlink -f "$at") || die "$1: a link that leads nowhere"
+if [ -e "$at" ] && [ ! -f "$at" ]; then exec cat > "$at"; fi
+part=$at.vhpc-cp.$$
+# Messages of the system have the temporary name; their last part is the reason.
+name=$1
+try() {{ said=$("$@" 2>&1) || die "$name: ${{said##*: }}"; }}
+write() {{ umask 077; cat > "$part"; }}
+trap 'rm -f "$part"' EXIT
+trap 'exit 1' HUP INT TERM
+try write
+[ -z "$3" ] || [ "$(($(wc -c < "$part")))" = "$3" ] || die "$1: the copy is incomplete"
+if [ -n "$4" ]; then try chmod "$4" "$part"; try touch -d "@$5" "$part"
+else try chmod "$(printf %o $((0666 & ~0$(umask))))" "$part"
+fi
+try mv -f "$part" "$at"
+"""
+"""Arguments: a path, the name in it if it is a folder, and size, mode and time (all empty: not known)."""
+
+RECEIVE_FOLDER = f"""{_BEGIN}{_WITH_TAR}
+if [ -d "$at" ]; then
+    [ -z "$2" ] || at=${{at%/}}/$2
+fi
+[ -d "$at" ] || mkdir -m "$3" "$at" || exit 1
+exec tar -x -p -o -f - -C "$at"
+"""
+"""Arguments: a path, the name in it if it is a folder (empty: into the folder itself), mode of a new one."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +118,20 @@ def parse(text: str) -> Remote | None:
     return Remote(int(match[1]), match[2], match[3] or ".") if match else None
 
 
-def run(config: Config, source: str, target: str, *, guest: int) -> int:
-    """Copy ``source`` to ``target``, of which one is in a guest.
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SRC", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="DST", help="One of the two is JOBID[/NODE]:PATH.", show_default=False),
+    ],
+    guest: GuestOfNode = 0,
+) -> int:
+    """Copy a file or a folder into a guest of your running job, or out of it.
 
-    Returns:
-        0, or 1 if something was left out.
-
-    Raises:
-        UserError: no such guest of the user, a path that cannot be read or written, or an incomplete copy.
-        SlurmError: Slurm cannot be asked.
+    A path in a guest is JOBID:PATH, or JOBID/NODE:PATH; without a slash it begins in your home.  As with
+    cp -r, DST may be a folder.  Modes and times are kept.  - is standard input or output.
     """
+    config = options.config()
     here, there = parse(source), parse(target)
     if (here is None) == (there is None):
         raise UserError(
@@ -194,7 +262,7 @@ class _Sending:
             raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
 
     def _file(self, file: IO[bytes], *described: str) -> int:
-        with _shell(self.place, copyscripts.RECEIVE_FILE, self.path, *described) as step:
+        with _shell(self.place, RECEIVE_FILE, self.path, *described) as step:
             target = _Counted(step.stdin, self.count)
             with contextlib.suppress(BrokenPipeError):  # the step says why
                 while chunk := file.read(CHUNK):
@@ -217,7 +285,7 @@ class _Sending:
             result.leave_out(Kind.SOCKET, name)
 
         mode = f"{folder.stat().st_mode & 0o777:o}"
-        with _shell(self.place, copyscripts.RECEIVE_FOLDER, self.path, name, mode) as step:
+        with _shell(self.place, RECEIVE_FOLDER, self.path, name, mode) as step:
             target: Any = _Counted(step.stdin, self.count)
             try:
                 # not the folder itself: tar would change mode and time of an existing one
@@ -244,7 +312,7 @@ def _report(result: Copied) -> int:
 
 def _receive(place: JobGuest, path: str, target: str, count: Callable[[int], None]) -> int:
     """Copy out of a guest."""
-    with _shell(place, copyscripts.SEND, path) as step:
+    with _shell(place, SEND, path) as step:
         head = step.read_line(LINE_MAX, START_S)
         match = _FILE.fullmatch(head or b"")
         if head != b"d" and not match:

@@ -16,13 +16,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli.jobs import guest as jobguest
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.jobs import jobguest
 from vhpc_slurm.cli.jobs.forwardframes import ForwardError
 from vhpc_slurm.cli.jobs.forwarding import READ_MAX, Forwarding
-from vhpc_slurm.cli.jobs.guest import JobGuest
-from vhpc_slurm.config import Config
+from vhpc_slurm.cli.jobs.jobguest import GuestOfNode, JobGuest
+from vhpc_slurm.cli.options import JobId
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.port import NoSuchJobError
 from vhpc_slurm.slurm.steps import Step
@@ -96,25 +100,47 @@ class Door:
         return "; all hosts that reach this address can connect to it"
 
 
-def run(config: Config, job_id: int, ports: str, *, node: str | None, guest: int, door: Door) -> int:
-    """Relay connections until the job ends.
+NodeOfJob = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NODE", help="Node of the guest; default that of the batch script."),
+]
 
-    Args:
-        config: the configuration.
-        job_id: a running job of the user.
-        ports: ``[LOCAL:]PORT``.
-        node: a node of the job; None is that of the batch script.
-        guest: number of the guest on the node.
-        door: where clients connect.
 
-    Returns:
-        0 when the job has ended.
+def forward(
+    job_id: JobId,
+    ports: Annotated[
+        str,
+        typer.Argument(metavar="[LOCAL:]PORT", help="Port here, and port of the guest.", show_default=False),
+    ],
+    node: NodeOfJob = None,
+    guest: GuestOfNode = 0,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--socket", metavar="PATH", help="A unix socket that only you can open, in place of a port here."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="ADDRESS", help="An address of this host in place of 127.0.0.1."),
+    ] = None,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="ADDRESS",
+            help="Only this host may connect; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Connect a port of this host to a TCP port of a guest of your running job, until Ctrl-C.
 
-    Raises:
-        UserError: no such guest of the user, or the port or the path cannot be had.
-        SlurmError: Slurm cannot be asked.
+    Programs of all users of this host can connect to a port, but not to a --socket; with --listen
+    also programs of other hosts.
     """
-    wanted = Ports.parse(ports)
+    door = Door.parse(path, address, clients or ())
+    config, wanted = options.config(), Ports.parse(ports)
     if door.path is not None and ":" in ports:
         raise UserError("--socket and a local port exclude each other", "", f"give {wanted.guest} alone")
     with _listening(wanted.local, door) as listener:

@@ -5,62 +5,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vhpc_slurm.cli import context, output
+import typer
+
+from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.jobs import bootline, usagerows
+from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
 from vhpc_slurm.terminal import short_digests
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.usage_messages import UsedWire
-    from vhpc_slurm.controller.client import ControllerClient
     from vhpc_slurm.controller.wire_types import ProgressWire
 
 USED = ("CPU", "PEAK", "FIGURES")
 """CPU time of all programs, the sum of the guests' memory peaks, and whether that is all or so far."""
 
 
-def of_job(config: Config, job_id: int) -> LeaseRecord | None:
-    """The last incarnation of a job with its timelines; None when vhpcd has no such job of this user.
-
-    Raises:
-        UserError: this user asks vhpcd too often.
-        FabricError: vhpcd cannot be reached.
-    """
-    return last(client(config).leases(job_id=job_id))
-
-
-def last(found: Iterable[LeaseRecord]) -> LeaseRecord | None:
-    """The last incarnation among the leases of one job."""
-    return max(found, key=lambda r: (r.lease.generation.restart, r.created), default=None)
-
-
-def unknown(job_id: int) -> UserError:
-    """The error for a job that vhpcd does not have, or does not show to this user."""
-    if context.is_root():
-        return UserError(
-            f"vhpcd has no job {job_id}", "the job has no guests, or it ended long ago", "see: vhpc ps --all"
-        )
-    return UserError(
-        f"vhpcd shows you no job {job_id}",
-        "the job has no guests, it ended long ago, or it belongs to another user",
-        "see: vhpc ps --all",
-    )
-
-
-def client(config: Config) -> ControllerClient:
-    """What asks vhpcd; sends nothing yet."""
-    from vhpc_slurm.controller.client import ControllerClient
-
-    return ControllerClient(config)
-
-
-def ps(config: Config, *, everything: bool, as_json: bool) -> int:
-    """Show the generations that this user may see; ended ones only with ``everything``."""
-    page = client(config).history(live=not everything)
+def ps(
+    everything: Annotated[bool, typer.Option("--all", help="Also generations that have ended.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Guests of this node, from its journals.")] = False,
+    as_json: Json = False,
+) -> int:
+    """List your jobs with guests (root: all), from vhpcd, or from this node's journals (root)."""
+    if local and everything:
+        raise typer.BadParameter("--all and --local exclude each other")
+    if local:
+        return _ps_local(options.config(), as_json=as_json)
+    page = leases.client(options.config()).history(live=not everything)
     chosen = [record.unpack() for record in page.records]
     progress = {one.generation: one for one in page.progress}
     used = {one.generation: one for one in page.used}
@@ -145,7 +119,7 @@ def _record_json(
     }
 
 
-def ps_local(config: Config, *, as_json: bool) -> int:
+def _ps_local(config: Config, *, as_json: bool) -> int:
     """Show guests of this node from its journals, and whether each domain runs."""
     context.need_root("ps --local")
     guests = _local_guests(config)

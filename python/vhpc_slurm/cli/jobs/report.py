@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from vhpc_slurm.cli import output
-from vhpc_slurm.cli.jobs import ps as jobs
+import typer
+
+from vhpc_slurm.cli import leases, options, output
 from vhpc_slurm.cli.jobs import reportdata, reportrows, timeline, usagerows
 from vhpc_slurm.cli.jobs.reportdata import JobReport
-from vhpc_slurm.config import Config
+from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import JobUsage, LeaseRecord
 from vhpc_slurm.terminal import printable
@@ -24,16 +25,25 @@ SHOWN_NODES = 32
 """Nodes whose stages the text shows; --json and --html have more."""
 
 
-def report(config: Config, job_id: int, *, html: str | None, as_json: bool) -> int:
-    """Show a job's last incarnation.
+def report(
+    job_id: JobId,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write one HTML file; - is standard output.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what is known of a job: image, nodes, guests, devices, network, boot, and what was said.
 
-    Raises:
-        UserError: vhpcd shows this user no such job, or the file cannot be written.
-        FabricError: vhpcd cannot be reached.
+    It is kept for controller.history_days after the end of the job.
     """
-    found = gather(jobs.client(config), job_id)
+    if html is not None and as_json:
+        raise typer.BadParameter("--html and --json exclude each other")
+    found = gather(leases.client(options.config()), job_id)
     if found is None:
-        raise jobs.unknown(job_id)
+        raise leases.unknown(job_id)
     if as_json:
         output.write_json(reportdata.document(found))
     elif html is not None:
@@ -51,7 +61,7 @@ def gather(client: ControllerClient, job_id: int) -> JobReport | None:
         FabricError: vhpcd cannot be reached.
     """
     records, progress = client.of_job(job_id)
-    record = jobs.last(records)
+    record = leases.last(records)
     if record is None:
         return None
     booting = progress.get(str(record.lease.generation))

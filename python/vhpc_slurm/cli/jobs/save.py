@@ -12,7 +12,8 @@ import msgspec
 
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import Owner, own_folder, resolve_for
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Catalog, JobId, Json, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -45,13 +46,15 @@ $root tar --create --file=- --format=posix --directory=/ --one-file-system --num
 """Writes all files of the root to standard output; status 1 of tar: a file changed meanwhile."""
 
 
-def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: bool) -> int:
-    """Save the guest of a job's first node under a name.
-
-    Raises:
-        UserError: no such job of the user, it has no guests, or its files cannot be read or are refused.
-    """
-    ref = ImageRef.parse(target)
+def save(
+    job_id: JobId,
+    target: NewImage,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Make an image of the files of a running job's first guest, without those of shared folders."""
+    config = options.config()
+    where, ref = options.catalog(config, catalog, target), ImageRef.parse(target)
     jobs = slurm.user_jobs(config)
     parent = _parent(config, job_id, jobs.image(job_id))
 
@@ -61,7 +64,7 @@ def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: boo
             _copy(out, tar, config.images.import_max_mib << 20, progress)
 
     source = f"saved from job {job_id}"
-    found = save_files(config.images, files, parent, source, ref, catalog, progress)
+    found = save_files(config.images, files, parent, source, ref, where, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(found) | {"parent": parent.image.digest})
     else:

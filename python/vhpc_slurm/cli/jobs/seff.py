@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli import output
+from vhpc_slurm.cli import leases, options, output
 from vhpc_slurm.cli.jobs import usagerows
 from vhpc_slurm.cli.jobs.usagerows import UNKNOWN, size_text, step_json, time_text
+from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GuestUsage, JobUsage, NodeUsage
@@ -24,16 +25,14 @@ if TYPE_CHECKING:
     from vhpc_slurm.slurm.sacct import AccountedJob
 
 
-def seff(config: Config, job_id: int, *, as_json: bool) -> int:
-    """Show the figures of a job's last run.
+def seff(job_id: JobId, as_json: Json = False) -> int:
+    """Show CPU time, memory and I/O of a job's programs, by step, as the guests measured them.
 
-    Raises:
-        UserError: vhpcd has no such job of this user, or no node has reported anything yet.
-        FabricError: vhpcd cannot be reached.
+    Of a running job: so far, until the last health check of its nodes.
+    Users see their own jobs, root and SlurmUser all. sacct and seff only see the relays on the nodes.
     """
-    from vhpc_slurm.controller.client import ControllerClient
-
-    page, nodes = ControllerClient(config).usage(job_id, so_far=True)
+    config = options.config()
+    page, nodes = leases.client(config).usage(job_id, so_far=True)
     used = usagerows.of_job(page, nodes)
     if used is None:
         raise UserError(

@@ -3,25 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import typer
 
 from vhpc_slurm import slurm
-from vhpc_slurm.cli.images import imports as imageimport
-from vhpc_slurm.config import Config
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.images import imports
 from vhpc_slurm.importing.source import is_source
 from vhpc_slurm.model import ImageRef
 
 SHELL = "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"
 
 
-def run(config: Config, what: str, srun_options: Sequence[str]) -> NoReturn:
-    """Replace this process by srun with a shell in a guest; what is no image yet is imported first.
+def shell(
+    ctx: typer.Context,
+    image: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE|SOURCE",
+            help="An image, or docker://NAME or KIND:PATH as for vhpc image import.",
+            show_default=False,
+        ),
+    ],
+) -> NoReturn:
+    """Start an interactive shell in a guest of an image; other options are those of srun.
 
-    Raises:
-        UserError: the import is refused.
-        SlurmError: there is no srun.
+    A container that is not an image yet is imported into your own catalogue first.
     """
-    image = imageimport.resolve(config, what) if is_source(what) else str(ImageRef.parse(what))
-    arguments = ["--pty", f"--vhpc-image={image}", *srun_options, "/bin/sh", "-c", SHELL]
+    config = options.config()
+    name = imports.resolve_source(config, image) if is_source(image) else str(ImageRef.parse(image))
+    arguments = ["--pty", f"--vhpc-image={name}", *ctx.args, "/bin/sh", "-c", SHELL]
     slurm.user_jobs(config).become_srun(arguments)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from vhpc_slurm.cli import context, output
-from vhpc_slurm.cli.jobs import ps as jobs
+import typer
+
+from vhpc_slurm.cli import context, leases, options, output
+from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
@@ -19,14 +21,19 @@ from vhpc_slurm.terminal import printable
 BAR_WIDTH = 40
 
 
-def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) -> int:
-    """Show the stages of a job's last incarnation.
+def timeline(
+    job_id: JobId,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="NODE", help="Only this node of the job."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show the stages of a job's boot and teardown on each node, with durations.
 
-    Raises:
-        UserError: neither vhpcd nor this node has the job, or it has no timeline of ``node``.
-        FabricError: vhpcd cannot be reached and this node has no timeline either.
+    Nodes send their stages when the guests are ready, and again when the job ends.
     """
-    generation, lines = _find(config, job_id)
+    generation, lines = _find(options.config(), job_id)
     if node is not None:
         known = ", ".join(line.node for line in lines) or "no node"
         lines = [line for line in lines if line.node == node]
@@ -47,14 +54,14 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
     """Timelines from vhpcd, and this node's own, which vhpcd gets when the boot and the job have ended."""
     local = _local(config, job_id)
     try:
-        record = jobs.of_job(config, job_id)
+        record = leases.of_job(config, job_id)
     except FabricError:
         if local is None:
             raise
         return local.generation, [local]
     if record is None:
         if local is None:
-            raise jobs.unknown(job_id)
+            raise leases.unknown(job_id)
         return local.generation, [local]
     lines = {line.node: line for line in record.timelines}
     if local is not None and local.generation == record.lease.generation:

@@ -5,16 +5,38 @@ from __future__ import annotations
 
 import os
 import pwd
-from typing import Literal
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import msgspec
+import typer
 
+from vhpc_slurm.cli import options
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.store import choice, copying
 from vhpc_slurm.errors import NodeError, UserError
 
 
-def copy(config: Config, to: Literal["sqlite", "mariadb"]) -> int:
+class Engine(StrEnum):
+    """An engine; typer 0.15 of Debian 13 does not know ``typing.Literal``."""
+
+    SQLITE = "sqlite"
+    MARIADB = "mariadb"
+
+
+def copy(
+    to: Annotated[Engine, typer.Option("--to", help="Engine of the target.", show_default=False)],
+) -> int:
+    """Copy all leases into the empty database of the other engine, and compare all rows.
+
+    vhpcd must not run. Both databases are those of vhpc.toml: controller.database and the table
+    [database]. The target has all rows afterwards, or none. Run it as vhpcd's user (controller.user),
+    and then set database.engine in vhpc.toml.
+    """
+    return migrate(options.config(), "sqlite" if to is Engine.SQLITE else "mariadb")
+
+
+def migrate(config: Config, to: Literal["sqlite", "mariadb"]) -> int:
     """Copy all leases to the engine ``to``; UserError unless vhpcd's user runs it."""
     _only_vhpcds_user(config.controller.user)
     other: Literal["sqlite", "mariadb"] = "mariadb" if to == "sqlite" else "sqlite"

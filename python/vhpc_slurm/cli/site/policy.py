@@ -6,10 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from vhpc_slurm.catalog import read_signed, resolve
-from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
@@ -22,6 +25,39 @@ from vhpc_slurm.policy.limits import Asked, refused
 NO_RULE = "no rule"
 LIMITS = ("batch", "max_guests_per_node", "max_disk_mib", "max_vfs", "max_timeout_s")
 """Keys of rules, beside images, signers, networks and shares, that permit something."""
+
+User = Annotated[
+    str, typer.Option("--user", metavar="USER", help="User of the job; default: you.", show_default=False)
+]
+Partition = Annotated[
+    str | None, typer.Option("--partition", metavar="P", help="Its partition.", show_default=False)
+]
+Account = Annotated[
+    str | None, typer.Option("--account", metavar="A", help="Its account.", show_default=False)
+]
+Qos = Annotated[str | None, typer.Option("--qos", metavar="Q", help="Its QOS.", show_default=False)]
+Network = Annotated[
+    str | None,
+    typer.Option("--network", metavar="NETWORK", help="Its --vhpc-network.", show_default=False),
+]
+Image = Annotated[
+    str | None,
+    typer.Option("--image", metavar="[own/]NAME[:TAG][@DIGEST]", help="Its image.", show_default=False),
+]
+Disk = Annotated[options.Disk | None, options.disk_option("Its --vhpc-disk.")]
+Batch = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="guest|host", help="Its --vhpc-batch.", show_default=False),
+]
+Guests = Annotated[
+    int | None,
+    typer.Option("--guests-per-node", metavar="N", help="Its --vhpc-guests-per-node.", show_default=False),
+]
+Vfs = Annotated[int | None, typer.Option("--vfs", metavar="N", help="Its --vhpc-vfs.", show_default=False)]
+Timeout = Annotated[
+    int | None, typer.Option("--timeout", metavar="SECONDS", help="Its --vhpc-timeout.", show_default=False)
+]
+Show = Annotated[bool, typer.Option("--show", help="Print what the job gets, and who has set it.")]
 
 
 @dataclass(frozen=True)
@@ -46,6 +82,24 @@ class Wish:
 
     image: str | None = None
     asked: Asked = field(default_factory=Asked)
+
+
+def _subject(user: str, partition: str | None, account: str | None, qos: str | None) -> Subject:
+    return Subject(user or context.user_name(), partition, account, qos)
+
+
+def _wish(
+    image: str | None,
+    network: str | None,
+    disk: options.Disk | None,
+    batch: str | None,
+    guests: int | None,
+    vfs: int | None,
+    timeout: int | None,
+) -> Wish:
+    words = None if network is None else tuple(network.split(","))
+    mib, mount = (None, "") if disk is None else (disk.mib, disk.mount)
+    return Wish(image, Asked(words, mib, batch, guests, vfs, timeout, mount))
 
 
 def _image(config: Config, image: str | None) -> tuple[ImageIdentity | None, Path]:
@@ -95,14 +149,27 @@ def verdicts(config: Config, subject: Subject, wish: Wish) -> list[Verdict]:
     return found
 
 
-def check(config: Config, subject: Subject, wish: Wish, *, show: bool = False, as_json: bool = False) -> int:
-    """Raise if the job is refused, whatever is not known of it; else print what it gets.
+def check(
+    user: User = "",
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    image: Image = None,
+    network: Network = None,
+    disk: Disk = None,
+    batch: Batch = None,
+    guests_per_node: Guests = None,
+    vfs: Vfs = None,
+    timeout: Timeout = None,
+    show: Show = False,
+    as_json: Json = False,
+) -> int:
+    """Exit with status 1, and one line, if no rule that may apply permits the job; else print nothing.
 
-    Nothing is printed without ``show`` and ``as_json``.
-
-    Raises:
-        UserError: it is, or the image does not exist.
+    With --show, print what the job gets: the values of its options, of rules, and of the site.
     """
+    config, subject = options.config(), _subject(user, partition, account, qos)
+    wish = _wish(image, network, disk, batch, guests_per_node, vfs, timeout)
     found = verdicts(config, subject, wish)
     if all(verdict.refusal for verdict in found) and (refusal := found[0].refusal) is not None:
         raise refusal
@@ -160,12 +227,27 @@ def _origin(found: Default) -> str:
     return f"policy rule {found.rule.name!r}" + ("" if found.certain else ", if it applies")
 
 
-def explain(config: Config, subject: Subject, wish: Wish, *, as_json: bool) -> int:
-    """Print the rules that may apply to a job.
+def explain(
+    user: User = "",
+    partition: Partition = None,
+    account: Account = None,
+    qos: Qos = None,
+    image: Image = None,
+    network: Network = None,
+    disk: Disk = None,
+    batch: Batch = None,
+    guests_per_node: Guests = None,
+    vfs: Vfs = None,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> int:
+    """Show which rule applies to a job, what it permits, and which values it sets.
 
-    Returns:
-        Exit status: 1 if all of them refuse it.
+    If partition, account or QOS are not given, all rules that may apply are shown. With --image,
+    --network and other options of the job, each of them says whether it permits these.
     """
+    config, subject = options.config(), _subject(user, partition, account, qos)
+    wish = _wish(image, network, disk, batch, guests_per_node, vfs, timeout)
     found = verdicts(config, subject, wish)
     if as_json:
         output.write_json([_row(verdict) for verdict in found])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vhpc web`: its options and help."""
+"""vhpc web; the packages that serve need not be installed for its help."""
 
 from __future__ import annotations
 

@@ -4,31 +4,53 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
-from vhpc_slurm.cli import output
-from vhpc_slurm.config import Config, describe, describe_tables
+from vhpc_slurm.cli import options, output
+from vhpc_slurm.cli.options import Json
+from vhpc_slurm.config import Config, describe_tables
+from vhpc_slurm.config import describe as keys_of_sections
 
 
-def values(config: Config, *, as_json: bool) -> int:
+def config(
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Show every key, its default and its meaning.")
+    ] = False,
+    man: Annotated[bool, typer.Option("--man", help="Print the man page vhpc.toml(5).")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show the configuration: every key with its value."""
+    if man and (describe or as_json):
+        raise typer.BadParameter("--man excludes all other options")
+    if man:
+        sys.stdout.write(_manual())
+        return 0
+    if describe:
+        return _reference(as_json=as_json)
+    return _values(options.config(), as_json=as_json)
+
+
+def _values(config: Config, *, as_json: bool) -> int:
     """Show every key with its value; ``*`` marks values that are not the default."""
     if as_json:
         output.write_json(msgspec.to_builtins(config))
         return 0
     rows = []
-    for section, key, default, _ in describe():
+    for section, key, default, _ in keys_of_sections():
         value = getattr(getattr(config, section), key)
         rows.append((f"{section}.{key}", toml(value), "*" if value != default else ""))
     output.write_table(("KEY", "VALUE", "SET"), rows)
     return 0
 
 
-def reference(*, as_json: bool) -> int:
+def _reference(*, as_json: bool) -> int:
     """Show every key with its default and meaning."""
-    keys = list(describe())
+    keys = list(keys_of_sections())
     keys += [
         (table, key, None if default is msgspec.NODEFAULT else default, meaning)
         for table, _, key, default, meaning in describe_tables()
@@ -61,7 +83,7 @@ def toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def manual() -> str:
+def _manual() -> str:
     """The man page vhpc.toml(5) in man(7) markup."""
     return "\n".join([*_head(), *_sections(), *_tail()]) + "\n"
 
@@ -88,7 +110,7 @@ def _head() -> list[str]:
 
 def _sections() -> Iterator[str]:
     last = ""
-    for section, key, default, meaning in describe():
+    for section, key, default, meaning in keys_of_sections():
         if section != last:
             yield f".SH [{section}]"
             yield _roff(getattr(Config(), section).__doc__ or "")

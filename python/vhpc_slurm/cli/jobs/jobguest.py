@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.errors import UserError, VhpcError
@@ -13,6 +16,9 @@ from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.steps import Step
 from vhpc_slurm.slurm.userjobs import UserJobs
 
+GuestOfNode = Annotated[
+    int, typer.Option("--guest", metavar="N", min=0, help="Number of the guest on its node, from 0.")
+]
 GUESTS_MAX = 64
 """Most guests of a job on a node, as in guest/lib/sbcast.h."""
 PROBE_S = 60.0
