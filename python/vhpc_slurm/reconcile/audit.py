@@ -5,6 +5,7 @@ Compares the journals, the node itself (libvirt, processes, uids, folders, pins)
 and vhpcd's leases.  What belongs to a running hook or to a job with a live
 lease stays; everything else is an orphan.
 """
+# Decision: No age is computed by a wall clock
 
 from __future__ import annotations
 

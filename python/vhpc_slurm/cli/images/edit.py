@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc image tag, rm, sign, verify, gc: changes to a catalogue, and checks of all its bytes."""
+# Decision: Deleting images takes two runs
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc image stage, and vhpc image warm: an image is in the stores of nodes before a job needs it."""
+# Decision: An image is warmed by a job of root on each node
 
 from __future__ import annotations
 

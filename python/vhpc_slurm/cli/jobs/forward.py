@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc forward: a TCP port of a guest, on this host, through a step of the job."""
+# Decision: Ports and files go through a step
 
 from __future__ import annotations
 

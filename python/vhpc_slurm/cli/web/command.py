@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc web; the packages that serve need not be installed for its help."""
+# Decision: A web server asks as a user, and has no other right
 
 from __future__ import annotations
 

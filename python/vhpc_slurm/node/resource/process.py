@@ -3,6 +3,7 @@
 
 Each has the generation as a mark in its environment.
 """
+# Decision: A process is a pid, a start time and a marker
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 A plan takes the reservations of others into account and is recorded before the
 next plan, both under one lock: so no CPU and no device is planned twice.
 """
+# Decision: Reservations are in the journal
 
 from __future__ import annotations
 
