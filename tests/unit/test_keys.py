@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +21,8 @@ from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
 from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
+from vhpc_slurm.model import Generation, NetworkIdentity
 
-DATA = Path(__file__).parents[1] / "data" / "vhpcd"
 POOL = KeyPool(0x1000, 0x1003)
 
 
@@ -233,43 +231,6 @@ def test_an_assignment_goes_with_its_lease_or_not_at_all(store: SqlStore) -> Non
         store.keys.add(an_assignment())
         raise RuntimeError
     assert store.keys.snapshot() == KeySnapshot(0)
-
-
-def test_a_database_of_version_1_keeps_leases_and_gains_keys(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "db")
-    old.executescript((DATA / "schema-1.sql").read_text())
-    before = {
-        table: old.execute(f"SELECT * FROM {table}").fetchall() for table in ("lease", "node", "timeline")
-    }
-    old.close()
-    store = SqliteStore(tmp_path / "db")
-    states = {record.lease.request.job_id: record.lease.state for _, record in store.page(0)}
-    assert states == {42: LeaseState.READY, 43: LeaseState.RELEASED, 44: LeaseState.REFUSED}
-    assert store.live()[0].unclean == (("n2", "stuck"),)
-    assert store.live()[0].lease.network == NetworkIdentity()
-    assert store.keys.snapshot() == KeySnapshot(0)
-    with store.transaction():
-        store.keys.add(an_assignment())
-    store.close()
-    new = sqlite3.connect(tmp_path / "db")
-    assert new.execute("PRAGMA user_version").fetchone() == (12,)
-    assert new.execute("PRAGMA foreign_key_check").fetchall() == []
-    after = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in before}
-    assert {table: [row[: len(rows[0])] for row in after[table]] for table, rows in before.items()} == before
-
-
-def test_a_migration_that_fails_leaves_the_old_database_whole(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "db")
-    old.executescript((DATA / "schema-1.sql").read_text())
-    old.execute("CREATE TABLE key_claim (in_the_way)")
-    old.commit()
-    old.close()
-    with pytest.raises(FabricError, match="key_claim already exists"):
-        SqliteStore(tmp_path / "db")
-    db = sqlite3.connect(tmp_path / "db")
-    assert db.execute("PRAGMA user_version").fetchone() == (1,)
-    assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'key_owner'").fetchone() == (0,)
-    assert db.execute("SELECT count(*) FROM lease").fetchone() == (3,)
 
 
 # --- leases and their assignments -----------------------------------------------------------------

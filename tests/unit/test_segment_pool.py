@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from vhpc_slurm.cli.fabric import keys as cli
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller.store import schema
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers, partitions
@@ -192,28 +189,11 @@ def test_more_rails_than_have_room_in_an_address_are_refused() -> None:
         backend(Fabric(backend="ethernet", rails=17), lambda _epoch, _tag: False)
 
 
-def test_assignments_of_an_older_database_gain_vlans(tmp_path: Path) -> None:
-    assignments = (
-        an_assignment(1, ports=(0xA1, 0xA2)),
-        an_assignment(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0),
-    )
-    now = SqliteStore(tmp_path / "now")
-    with now.transaction():
-        for assignment in assignments:
-            now.keys.add(assignment)
-    now.close()
-    with closing(sqlite3.connect(tmp_path / "db")) as old:
-        old.executescript("".join(schema.STEPS[:3]))
-        old.execute(f"PRAGMA application_id = {schema.APPLICATION}")
-        old.execute("PRAGMA user_version = 3")
-        old.execute("ATTACH ? AS new", (str(tmp_path / "now"),))
-        for table in ("key_owner", "key_claim"):
-            old.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
-        old.commit()
+def test_a_number_has_one_owner(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "db")
-    assert store.keys.snapshot().assignments == assignments
     vlan = (1 << 16) + 0xFFE
     with store.transaction():
+        store.keys.add(an_assignment(1, ports=(0xA1, 0xA2)))
         store.keys.add(an_assignment(3, pkey=vlan))
     for pkey in (0x1000, vlan):
         with pytest.raises(FabricError, match="another owner has it"), store.transaction():

@@ -271,6 +271,6 @@ def test_both_engines_have_the_same_columns_and_version(engine: str, tmp_path: P
     for table in copying.TABLES:
         first, second = (list(copying._columns(table, store.database)) for store in stores)
         assert sorted(first) == sorted(second), table
-    assert max(mariaschema.STEPS) == SCHEMA_VERSION
+    assert len(mariaschema.STEPS) == SCHEMA_VERSION
     for store in stores:
         store.close()

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, as_uid, request, stop
 from lease_records import record
@@ -19,8 +18,7 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import ps, report, seff
-from vhpc_slurm.controller.api import older, usage_messages
-from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api import usage_messages
 from vhpc_slurm.controller.api.sofar import UsageSoFar
 from vhpc_slurm.model import (
     Figures,
@@ -128,36 +126,6 @@ def test_the_end_removes_what_was_said_before() -> None:
     assert shown(known) == []
     assert shown(known, 43) == [("n1", 0.0, 8)]
     assert shown(known, 43, state=LeaseState.RELEASED) == []
-
-
-@pytest.mark.promise("usage.running")
-def test_older_peers_get_messages_without_it() -> None:
-    """Of protocol 10, whose messages revision 9c81484 has; it refuses fields that it does not know."""
-
-    def older_form(body: wire.Request | wire.Answer, version: int = 10) -> object:
-        return msgspec.json.decode(older.rewrite(msgspec.json.encode(body), version))
-
-    ask = usage_messages.AskUsage(job_id=7, so_far=True)
-    assert older_form(ask) == {"type": "usage", "job_id": 7, "after": ""}
-    assert older_form(wire.AsUser(uid=1, request=ask)) == {
-        "type": "as-user",
-        "uid": 1,
-        "request": {"type": "usage", "job_id": 7, "after": ""},
-    }
-    assert older_form(wire.ListLeases(usage=True, so_far=True)) == {"type": "leases"}
-    report = usage_messages.ReportUsage(generation="7.0.0123abcd", node="n1", guests=(guest(1), GONE))
-    sent = msgspec.json.encode(older_form(report))
-    assert b"cpu_us" in sent
-    assert b"shared" not in sent
-    page = usage_messages.UsagePage(
-        generation="7.0.0123abcd", user="alice", state=LeaseState.READY, nodes=2, memory_mib=1, taken=2,
-        reported=(usage_messages.NodeUsageWire(node="n1", guests=(guest(1),)),), more=None,
-        so_far=(usage_messages.SoFarWire(node="n2", age_s=1.0, guests=(guest(2),)),),
-    )  # fmt: skip
-    sent = msgspec.json.encode(older_form(page))
-    assert b'"n1"' in sent
-    assert b"n2" not in sent
-    assert b"shared" not in sent
 
 
 # --- vhpcd ---------------------------------------------------------------------------

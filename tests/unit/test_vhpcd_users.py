@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from controller_lab import HAVE_MUNGED, NOBODY, ChildError, Munged, allocation, as_uid, request, stop
 from vhpcd_process import Vhpcd, make
@@ -18,8 +16,6 @@ from vhpcd_process import Vhpcd, make
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import useraccess
 from vhpc_slurm.controller.api.status_messages import DeviceWire
-from vhpc_slurm.controller.store.database import SqliteStore
-from vhpc_slurm.controller.store.schema import STEPS
 from vhpc_slurm.model import (
     GuestPlacement,
     HostCell,
@@ -229,28 +225,6 @@ def test_long_lists_come_in_pages(vhpcd: Vhpcd) -> None:
         opened(vhpcd, job_id)
         opened(vhpcd, job_id + 1000, NOBODY)
     assert seen(vhpcd, OWNER) == jobs
-
-
-def test_leases_of_an_earlier_version_have_owners(tmp_path: Path) -> None:
-    path = tmp_path / "leases.sqlite"
-    db = sqlite3.connect(path)
-    for step in STEPS[:10]:
-        db.executescript(step)
-    body = {"request": {"uid": 2001, "account": "physics"}}
-    rows = [(1, msgspec.json.encode(body)), (2, b"\xff not JSON"), (3, b"{}")]
-    for job_id, raw in rows:
-        db.execute(
-            "INSERT INTO lease (generation, job_id, state, created, updated, body)"
-            " VALUES (?, ?, 'released', 0, 0, ?)",
-            (f"{job_id}.0.0000000{job_id}", job_id, raw),
-        )
-    db.execute("PRAGMA application_id = 0x76687063")
-    db.execute("PRAGMA user_version = 10")
-    db.commit()
-    db.close()
-    SqliteStore(path).close()
-    found = sqlite3.connect(path).execute("SELECT job_id, uid, account FROM lease ORDER BY id").fetchall()
-    assert found == [(1, 2001, "physics"), (2, None, None), (3, None, None)]
 
 
 def test_a_report_that_is_too_long_is_not_stored(vhpcd: Vhpcd) -> None:

@@ -16,7 +16,7 @@ nears the limit.
 
 Hosts are upgraded one after another: a request of any version from OLDEST is answered in its own
 version; a client that an older vhpcd refuses asks again in the version of the refusal's envelope.
-``older`` says what a change of the messages needs.
+``versions`` says what a change of the messages needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.api import older, operator_messages
+from vhpc_slurm.controller.api import operator_messages, versions
 from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
 from vhpc_slurm.controller.api.usage_messages import (
     AskUsage,
@@ -49,7 +49,7 @@ from vhpc_slurm.controller.wire_types import (
 )
 from vhpc_slurm.model import JobRequest, NodeReport, SshKeys, Stage, TunnelKeys
 
-VERSION, OLDEST, readable = older.VERSION, older.OLDEST, older.readable
+VERSION, OLDEST, readable = versions.VERSION, versions.OLDEST, versions.readable
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10
@@ -65,7 +65,7 @@ HEADER = struct.Struct(">I")
 AGAIN = "again"
 """Kind of a failure of one of several vhpcd: another one may serve the request, or this one later."""
 UNUSABLE = "unusable"
-"""Kind of a failure: vhpcd can never use this request; older clients take it for ``fabric``."""
+"""Kind of a failure: vhpcd can never use this request."""
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
@@ -244,11 +244,7 @@ Request = (
 
 
 class LeaseAnswer(Wire, frozen=True, tag="lease", omit_defaults=True):
-    """To OpenGeneration and GetLease; ``ssh`` and ``tunnel`` are secret, for a node that takes the lease.
-
-    A node of an earlier version refuses an answer with ``tunnel``, and so never makes the
-    segment without encryption; one without it the node reads as before.
-    """
+    """To OpenGeneration and GetLease; ``ssh`` and ``tunnel`` are secret, for a node that takes the lease."""
 
     lease: LeaseWire
     ssh: SshKeys | None = None
@@ -344,7 +340,7 @@ def wrap(
     """
     raw, version = msgspec.json.encode(body), VERSION if version is None else version
     if version < VERSION:
-        raw = older.rewrite(raw, version)
+        raw = versions.rewrite(raw, version)
     return msgspec.json.encode(Envelope(message, version, nonce, msgspec.Raw(raw), epoch))
 
 

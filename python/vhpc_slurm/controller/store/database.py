@@ -15,9 +15,6 @@ from vhpc_slurm.controller.store.errors import DamagedError, explain
 from vhpc_slurm.controller.store.sqlstore import SqlStore
 from vhpc_slurm.errors import FabricError
 
-_VNI_BASE = 1 << 24
-"""Assignments of an earlier version's backend vxlan have numbers from here on."""
-
 
 class SqliteStore(SqlStore):
     """The store in one SQLite file; use it from one thread at a time."""
@@ -57,15 +54,6 @@ class SqliteStore(SqlStore):
         (orphans,) = self._db.execute("SELECT count(*) FROM pragma_foreign_key_check").fetchone()
         if orphans:
             raise DamagedError(self._path, f"{orphans} rows belong to a missing lease or key")
-        (foreign,) = self._db.execute(
-            "SELECT count(*) FROM key_claim WHERE pkey >= ? AND state <> 'quarantine'", (_VNI_BASE,)
-        ).fetchone()
-        if foreign:
-            raise FabricError(
-                f"cannot use the database {self._path}",
-                f"{foreign} jobs have a VNI of fabric.backend vxlan, which this version does not have",
-                "let these jobs end under the earlier version; see [network] in vhpc.toml(5)",
-            )
         self._read_all()
 
     def explain(self, err: Exception) -> FabricError:

@@ -11,9 +11,6 @@ from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
 from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import FabricError
 
-FIRST = 12
-"""The version that the first step makes; SQLite's is the same."""
-
 _OPTIONS = "ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 _LEASE = "FOREIGN KEY (lease) REFERENCES lease (id) ON DELETE CASCADE"
 
@@ -57,7 +54,7 @@ _BASE = (
 ) {_OPTIONS}""",
     # The foreign key of an assignment is the reason why two owners cannot share a key.
     f"""CREATE TABLE IF NOT EXISTS key_owner (
-    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 33554431),
+    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 131071),
     owner VARCHAR(255),
     freed BIGINT NOT NULL DEFAULT 0,
     UNIQUE (pkey, owner)
@@ -134,8 +131,8 @@ _ROWS = (
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: dict[int, tuple[str, ...]] = {FIRST: (*_BASE, *_ROWS)}
-"""What leads to each version. Each statement must be one that may run twice (IF NOT EXISTS)."""
+STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS),)
+"""What leads from each version to the next, as in ``schema``. Each statement may run twice."""
 
 
 def version(db: Database) -> int:
@@ -176,10 +173,8 @@ def prepare(db: Database, where: str) -> None:
     check(found, where)
     # First of all, so that what a killed vhpcd has left is known to be vhpcd's.
     db.execute(_VERSION)
-    for number, statements in sorted(STEPS.items()):
-        if number > found:
-            for statement in statements:
-                db.execute(statement)
-            db.execute(
-                "INSERT IGNORE INTO vhpc_schema (version) VALUES (?)", (number,)
-            )  # others may begin too
+    for number, statements in enumerate(STEPS[found:], start=found + 1):
+        for statement in statements:
+            db.execute(statement)
+        # another vhpcd may do the same at the same time
+        db.execute("INSERT IGNORE INTO vhpc_schema (version) VALUES (?)", (number,))

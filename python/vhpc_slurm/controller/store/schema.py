@@ -14,6 +14,8 @@ from vhpc_slurm.errors import FabricError
 
 APPLICATION = 0x76687063  # "vhpc"; PRAGMA application_id, so that file(1) and we know it
 
+# `uid` and `account` say who may see a lease: its owner, and coordinators of its account. `node_report`
+# has what nodes tell the owner, `usage` what programs have used in the guests of a node.
 _LEASES = """
 CREATE TABLE lease (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -22,10 +24,14 @@ CREATE TABLE lease (
     state TEXT NOT NULL,
     created REAL NOT NULL,
     updated REAL NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    uid INTEGER,
+    account TEXT
 ) STRICT;
 CREATE INDEX lease_job ON lease (job_id);
 CREATE INDEX lease_live ON lease (id) WHERE state <> 'released';
+CREATE INDEX lease_uid ON lease (uid);
+CREATE INDEX lease_account ON lease (account);
 CREATE TABLE node (
     lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
     node TEXT NOT NULL,
@@ -42,9 +48,24 @@ CREATE TABLE timeline (
     body BLOB NOT NULL,
     UNIQUE (lease, node)
 ) STRICT;
+CREATE TABLE usage (
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (lease, node)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE node_report (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (lease, node)
+) STRICT;
 """
 
 # The foreign key of an assignment is the reason why two owners cannot share a key, whatever the code does.
+# VLANs have numbers above those of partition keys. `ports` has GUIDs of the ports' own, as words; it is
+# empty where nodes set GUIDs that follow from the key.
 _KEYS = """
 CREATE TABLE key_epoch (
     epoch INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -52,7 +73,7 @@ CREATE TABLE key_epoch (
 ) STRICT;
 INSERT INTO key_epoch (epoch, tag) VALUES (0, '');
 CREATE TABLE key_owner (
-    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 32766),
+    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 131071),
     owner TEXT,
     freed INTEGER NOT NULL DEFAULT 0,
     UNIQUE (pkey, owner)
@@ -68,49 +89,17 @@ CREATE TABLE key_claim (
     state TEXT NOT NULL,
     left_s REAL NOT NULL,
     note TEXT NOT NULL,
+    ports TEXT NOT NULL DEFAULT '',
     FOREIGN KEY (pkey, owner) REFERENCES key_owner (pkey, owner)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX key_claim_pkey ON key_claim (pkey);
 """
 
-# Ports with GUIDs of their own, as words; empty where nodes set GUIDs that follow from the key.
-_PORTS = "ALTER TABLE key_claim ADD COLUMN ports TEXT NOT NULL DEFAULT '';"
-
-# VLANs and VNIs have numbers above those of partition keys; SQLite changes a CHECK by a new table only.
-_SEGMENTS = """
-CREATE TABLE owner (
-    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 33554431),
-    owner TEXT,
-    freed INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (pkey, owner)
-) STRICT;
-INSERT INTO owner SELECT pkey, owner, freed FROM key_owner;
-CREATE TABLE claim (
-    generation TEXT PRIMARY KEY,
-    pkey INTEGER NOT NULL,
-    owner TEXT NOT NULL,
-    first_rank INTEGER NOT NULL CHECK (first_rank >= 0),
-    ranks INTEGER NOT NULL CHECK (ranks > 0),
-    rails INTEGER NOT NULL CHECK (rails > 0),
-    vfs INTEGER NOT NULL CHECK (vfs > 0),
-    state TEXT NOT NULL,
-    left_s REAL NOT NULL,
-    note TEXT NOT NULL,
-    ports TEXT NOT NULL DEFAULT '',
-    FOREIGN KEY (pkey, owner) REFERENCES owner (pkey, owner)
-) STRICT, WITHOUT ROWID;
-INSERT INTO claim
-    SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports FROM key_claim;
-DROP TABLE key_claim;
-DROP TABLE key_owner;
-ALTER TABLE owner RENAME TO key_owner;
-ALTER TABLE claim RENAME TO key_claim;
-CREATE INDEX key_claim_pkey ON key_claim (pkey);
-"""
-
 # VNIs of job networks. One that a generation holds has no left_s, one in quarantine has what is left of it;
 # a free one has neither generation nor left_s, and `freed` counts in which order they became free.
-_VNIS = """
+# Components of heterogeneous jobs that hold a VNI together, its first owner among them, are in segment_share;
+# `held` is 0 for one that no longer holds it.
+_SEGMENTS = """
 CREATE TABLE segment (
     vni INTEGER PRIMARY KEY CHECK (vni BETWEEN 1 AND 16777215),
     generation TEXT UNIQUE,
@@ -118,11 +107,6 @@ CREATE TABLE segment (
     freed INTEGER NOT NULL DEFAULT 0,
     CHECK (generation IS NOT NULL OR left_s IS NULL)
 ) STRICT;
-"""
-
-# Components of heterogeneous jobs that hold a VNI together, its first owner among them; `held` is 0 for one
-# that no longer holds it.
-_SEGMENT_SHARES = """
 CREATE TABLE segment_share (
     generation TEXT PRIMARY KEY,
     vni INTEGER NOT NULL REFERENCES segment (vni),
@@ -144,68 +128,19 @@ CREATE TABLE readiness (
 CREATE INDEX readiness_state ON readiness (lease, state);
 """
 
-# Keys for ssh between the guests of a generation; secret.
-_SSH_KEYS = """
+# Keys for ssh between the guests of a generation, and of the WireGuard tunnels between its nodes; secret.
+_SECRETS = """
 CREATE TABLE ssh_key (
     lease INTEGER PRIMARY KEY REFERENCES lease (id) ON DELETE CASCADE,
     body BLOB NOT NULL
 ) STRICT;
-"""
-
-# Keys of the WireGuard tunnels between the nodes of a generation; secret.
-_TUNNEL_KEYS = """
 CREATE TABLE tunnel_key (
     lease INTEGER PRIMARY KEY REFERENCES lease (id) ON DELETE CASCADE,
     body BLOB NOT NULL
 ) STRICT;
 """
 
-# What programs have used in the guests of a node.
-_USAGE = """
-CREATE TABLE usage (
-    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
-    node TEXT NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (lease, node)
-) STRICT, WITHOUT ROWID;
-"""
-
-# Who may see a lease: its owner, and coordinators of its account. And what nodes tell the owner.
-_OWNERS = """
-ALTER TABLE lease ADD COLUMN uid INTEGER;
-ALTER TABLE lease ADD COLUMN account TEXT;
-UPDATE lease SET
-    uid = CAST(json_extract(CAST(body AS TEXT), '$.request.uid') AS INTEGER),
-    account = CAST(json_extract(CAST(body AS TEXT), '$.request.account') AS TEXT)
-    WHERE json_valid(CAST(body AS TEXT));
-CREATE INDEX lease_uid ON lease (uid);
-CREATE INDEX lease_account ON lease (account);
-CREATE TABLE node_report (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
-    node TEXT NOT NULL,
-    body BLOB NOT NULL,
-    UNIQUE (lease, node)
-) STRICT;
-"""
-
-# Leases name the rules of the policy that have set values which the user left open: in their JSON.
-_DEFAULTS = ""
-
-STEPS = (
-    _LEASES,
-    _KEYS,
-    _PORTS,
-    _SEGMENTS,
-    _VNIS,
-    _READINESS,
-    _SSH_KEYS,
-    _TUNNEL_KEYS,
-    _SEGMENT_SHARES,
-    _USAGE,
-    _OWNERS,
-    _DEFAULTS,
-)
+STEPS: tuple[str, ...] = (_LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages as an earlier version of the protocol has them.
+"""Versions of the protocol, and messages as an earlier version has them.
 
 A peer of an earlier version refuses a message with a field that it does not know, and does
 not see unknown fields of dataclasses of the model (a request, an image) at all.  So a developer
@@ -24,9 +24,9 @@ import msgspec
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.record import Record
 
-VERSION = 11
+VERSION = 1
 """The protocol of this vhpc."""
-OLDEST = 9
+OLDEST = 1
 """The earliest protocol that it still reads: that of the previous release."""
 EACH = "*"
 """In a path: each element of a list."""
@@ -48,34 +48,7 @@ class Added(Record, frozen=True):
     needed: bool = True
 
 
-_LEASES = (("lease", ("lease",)), ("leases", ("records", EACH, "lease")))
-"""Messages with leases: their tags, and where the leases are."""
-ADDED: tuple[Added, ...] = (
-    # which values a user left open; a vhpcd without defaults of rules has none to set
-    Added(10, "open", ("request", "unset"), needed=False),
-    Added(10, "open", ("request", "defaults"), needed=False),
-    *(Added(10, tag, (*path, "request", "unset"), needed=False) for tag, path in _LEASES),
-    *(Added(10, tag, (*path, "request", "defaults"), needed=False) for tag, path in _LEASES),
-    Added(10, "status", ("quarantine",), needed=False),
-    # an older vhpcd would begin with the oldest lease
-    Added(10, "leases", ("before",)),
-    # an older vhpcd or node would put the disk below the root; a list of leases only shows it
-    Added(11, "open", ("request", "disk_mount")),
-    Added(11, "lease", ("lease", "request", "disk_mount")),
-    Added(11, "leases", ("records", EACH, "lease", "request", "disk_mount"), needed=False),
-    # an older vhpcd answers with the whole lease
-    Added(11, "get", ("brief",), needed=False),
-    Added(11, "leases", ("usage",), needed=False),
-    Added(11, "leases", ("used",), needed=False),
-    Added(11, "leases", ("so_far",), needed=False),
-    Added(11, "leases", ("records", EACH, "told"), needed=False),
-    # in AskUsage, and in its answer; and what a web server asks
-    Added(11, "usage", ("so_far",), needed=False),
-    Added(11, "as-user", ("request", "so_far"), needed=False),
-    Added(11, "usage", ("reported", EACH, "guests", EACH, "shared"), needed=False),
-    # in ReportUsage
-    Added(11, "used", ("guests", EACH, "shared"), needed=False),
-)
+ADDED: tuple[Added, ...] = ()
 """Fields that are newer than ``OLDEST``."""
 
 
