@@ -53,7 +53,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py
-	for script in check pace slow steady; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
+	for script in check pace release slow steady; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
@@ -109,6 +109,10 @@ hw-case: deps ## One job of check-hw, with a GPU and a virtual function
 .PHONY: packages
 packages: deps ## Debian packages of this checkout in build/packages (as root); SUITE=bookworm: for Debian 12, in build/packages-bookworm
 	@packaging/build --suite $(SUITE)
+
+.PHONY: release
+release: deps ## Release the commit that is checked out, into build/release (as root); CONTRIBUTING.md has the steps
+	@$(PY) scripts/release
 
 .PHONY: clean
 clean: ## Stop the lab and remove built files; caches in /var/cache stay

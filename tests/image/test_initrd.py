@@ -18,6 +18,7 @@ from vmimages.errors import BuildError
 from vmimages.initrd import initrd, program, version
 from vmimages.rootfs import Base
 
+from vhpc_slurm import __version__
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles.newc import Archive
 
@@ -234,7 +235,7 @@ def test_a_program_is_made_absolute_and_must_be_executable(
 
 def test_a_static_program_says_its_version(standin: Path, init: Path) -> None:
     assert version(program("vhpc-agent", standin)) == "0.0.1"
-    assert version(program("vhpc-init", init)) == "0.1.0"
+    assert version(program("vhpc-init", init)) == __version__
 
 
 def test_the_initrd_holds_init_agent_and_modules(tmp_path: Path, standin: Path, init: Path) -> None:

@@ -1,62 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages of the release before this checkout."""
+"""The packages that an upgrade begins with, and those that it ends with.
+
+It begins with the newest release of packaging/releases, or with $VHPC_PREVIOUS, a revision. Before the first
+release it begins with this checkout.
+
+It ends with the packages of this checkout. If both have the same schema, the upgrade would migrate no
+database: then it ends with those of ``next_checkout``.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from debs import ROOT, run
 
-from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
+from next_checkout import SCHEMA, make_next
+from releases import releases
 
-CACHE = ROOT / "build/previous"
-_EMPTY_STEP = "    _DEFAULTS,\n)\n"
+CACHE = ROOT / "build/upgrade"
+
+
+@dataclass(frozen=True)
+class Packages:
+    """A folder with packages, and the schema of their vhpcd."""
+
+    folder: Path
+    schema: int
 
 
 def revision() -> str:
-    """The commit of $VHPC_PREVIOUS, of the newest tag before HEAD, or of the file previous-release."""
-    named = os.environ.get("VHPC_PREVIOUS", "")
-    tags = run("git", "tag", "--merged", "HEAD^", "--sort=-version:refname", "v*").split()
-    lines = (Path(__file__).parent / "previous-release").read_text().splitlines()
-    (kept,) = (line for line in lines if not line.startswith("#"))
-    name = named or (tags[0] if tags else kept)
-    return run("git", "rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    """The commit that the upgrade begins with; empty if that is this checkout."""
+    found = releases()
+    if name := os.environ.get("VHPC_PREVIOUS", found[-1].commit if found else ""):
+        return run("git", "rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    return ""
 
 
-def _lower_schema(source: Path) -> None:
-    """Give the older vhpcd a lower schema than this checkout has, so that an upgrade migrates its database.
-
-    While there is no release with another schema, its last step is taken out.  That step is empty: it says
-    that leases have more in their JSON, which this vhpcd then writes into a database of the schema before.
-    """
-    found = source / "python/vhpc_slurm/controller/store/schema.py"
-    script = "import runpy, sys; print(runpy.run_path(sys.argv[1])['SCHEMA_VERSION'])"
-    if int(run(sys.executable, "-c", script, found, PYTHONPATH=str(source / "python"))) < SCHEMA_VERSION:
-        return
-    text = found.read_text()
-    assert text.count(_EMPTY_STEP) == 1
-    found.write_text(text.replace(_EMPTY_STEP, ")\n"))
-
-
-def packages() -> Path:
-    """A folder with them; built once, in a clone of the repository."""
+def older(checkout: Path) -> Packages:
+    """The packages that the upgrade begins with; ``checkout`` has those of this checkout."""
     commit = revision()
-    found = CACHE / f"{commit[:12]}-below-{SCHEMA_VERSION}"
-    if not (found / "lintian.txt").exists():
-        source = CACHE / "source"
-        shutil.rmtree(source, ignore_errors=True)
-        CACHE.mkdir(parents=True, exist_ok=True)
-        run("git", "clone", "--quiet", "--shared", "--no-checkout", ROOT, source)
-        run("git", "-C", source, "checkout", "--quiet", "--detach", commit)
-        _lower_schema(source)
-        built = found.with_name(f"{found.name}.partial")
+    if not commit:
+        return Packages(checkout, _schema(ROOT))
+    source = _clone("older", commit)
+    return Packages(_build(source, CACHE / commit[:12]), _schema(source))
+
+
+def newer(checkout: Path, than: Packages) -> Packages:
+    """The packages that the upgrade ends with."""
+    schema = _schema(ROOT)
+    if schema > than.schema:
+        return Packages(checkout, schema)
+    source = _clone("next", "HEAD")
+    _copy_changes(source)
+    make_next(source)
+    shutil.rmtree(CACHE / "packages-next", ignore_errors=True)
+    return Packages(_build(source, CACHE / "packages-next"), _schema(source))
+
+
+def _schema(source: Path) -> int:
+    script = "import runpy, sys; print(runpy.run_path(sys.argv[1])['SCHEMA_VERSION'])"
+    return int(run(sys.executable, "-c", script, source / SCHEMA, PYTHONPATH=str(source / "python")))
+
+
+def _clone(name: str, commit: str) -> Path:
+    """A clone of the repository, with a commit of it."""
+    source = CACHE / f"source-{name}"
+    shutil.rmtree(source, ignore_errors=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    run("git", "clone", "--quiet", "--shared", "--no-checkout", ROOT, source)
+    run("git", "-C", source, "checkout", "--quiet", "--detach", commit)
+    return source
+
+
+def _copy_changes(source: Path) -> None:
+    """Bring what is not committed into a clone, as packaging/build takes it."""
+    changes = subprocess.run(["git", "diff", "--binary", "HEAD"], cwd=ROOT, check=True, capture_output=True)
+    if changes.stdout:
+        subprocess.run(["git", "apply", "--index"], cwd=source, check=True, input=changes.stdout)
+
+
+def _build(source: Path, folder: Path) -> Path:
+    """Build the packages of a clone, once for a folder."""
+    if not (folder / "lintian.txt").exists():
+        built = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(built, ignore_errors=True)
         run("env", "-C", source, "packaging/build", "--output", built)
         for symbols in built.glob("*-dbgsym_*.deb"):
             symbols.unlink()
-        built.rename(found)
-        shutil.rmtree(source)
-    return found
+        built.rename(folder)
+    return folder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lab with the packages of the previous release is upgraded host by host while jobs run."""
+"""A lab with packages is upgraded host by host while jobs run; ``previous`` says from what to what."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import previous
 import pytest
 from debs import LIMIT_S, ROOT, run, until
+from previous import Packages
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
@@ -79,19 +80,24 @@ def upgrade(host: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def old() -> Path:
-    return previous.packages()
+def old(packages: Path) -> Packages:
+    return previous.older(packages)
+
+
+@pytest.fixture(scope="module")
+def new(packages: Path, old: Packages) -> Packages:
+    return previous.newer(packages, old)
 
 
 @pytest.fixture(scope="module", params=["controller first", "nodes first"])
-def jobs(request: pytest.FixtureRequest, packages: Path, old: Path) -> Iterator[dict[str, str]]:
+def jobs(request: pytest.FixtureRequest, new: Packages, old: Packages) -> Iterator[dict[str, str]]:
     """Jobs of an upgraded lab, by name, all of them ended."""
     order = HOSTS if request.param == "controller first" else HOSTS[::-1]
     try:
-        run("lab/vlab", "up", "--nodes", "2", "--packages", old, **LAB)
+        run("lab/vlab", "up", "--nodes", "2", "--packages", old.folder, **LAB)
         run("scripts/publish-image", **LAB)
         on("ctl", "mkdir", "-p", "/shared/newer")
-        for package in packages.glob("*.deb"):
+        for package in new.folder.glob("*.deb"):
             stage(package)
         found = {"running": submit("running")}
         until(
@@ -114,15 +120,15 @@ def jobs(request: pytest.FixtureRequest, packages: Path, old: Path) -> Iterator[
 
 
 def stage(package: Path) -> None:
-    """Copy a package of this checkout to where all hosts see it."""
+    """Copy a newer package to where all hosts see it."""
     name = package.name.split("_")[0]
     data = package.read_bytes()
     command = ("lab/vlab", "exec", "ctl", "--", "sh", "-c", f"cat > /shared/newer/{name}.deb")
     subprocess.run(command, cwd=ROOT, env={**os.environ, **LAB}, input=data, check=True, timeout=60)
 
 
-def test_all_hosts_have_the_newer_packages(jobs: dict[str, str], packages: Path) -> None:
-    (common,) = packages.glob("vhpc-common_*.deb")
+def test_all_hosts_have_the_newer_packages(jobs: dict[str, str], new: Packages) -> None:
+    (common,) = new.folder.glob("vhpc-common_*.deb")
     wanted = run("dpkg-deb", "-f", common, "Version").strip()
     for host in HOSTS:
         assert on(host, "dpkg-query", "-W", "-f", "${Version} ${db:Status-Status}", "vhpc-common") == (
@@ -163,25 +169,24 @@ def database(name: str, *questions: str) -> list[str]:
 
 
 @pytest.mark.promise("db.versions")
-def test_the_database_is_migrated_and_holds_no_lease(jobs: dict[str, str]) -> None:
+def test_the_database_is_migrated_and_holds_no_lease(jobs: dict[str, str], new: Packages) -> None:
     live = "SELECT count(*) FROM lease WHERE state <> 'released'"
-    assert database("leases.sqlite", "PRAGMA user_version", live) == [str(SCHEMA_VERSION), "0"]
+    assert database("leases.sqlite", "PRAGMA user_version", live) == [str(new.schema), "0"]
 
 
 @pytest.mark.promise("db.versions")
-def test_the_older_database_is_kept_with_its_leases(jobs: dict[str, str]) -> None:
+def test_the_older_database_is_kept_with_its_leases(jobs: dict[str, str], old: Packages) -> None:
     (name,) = on("ctl", "find", STATE, "-name", "leases.sqlite.schema-*", "-printf", "%f\n").split()
-    schema = name.removeprefix("leases.sqlite.schema-")
-    assert int(schema) < SCHEMA_VERSION
+    assert name == f"leases.sqlite.schema-{old.schema}"
     live = "SELECT count(*) FROM lease WHERE state = 'ready'"
     version, ready = database(name, "PRAGMA user_version", live)
     # the job that ran when vhpcd was upgraded, and perhaps the one that booted
-    assert (version, int(ready) >= 1) == (schema, True)
+    assert (version, int(ready) >= 1) == (str(old.schema), True)
 
 
 @pytest.mark.promise("db.versions")
-def test_the_old_vhpcd_refuses_a_newer_database(old: Path, tmp_path: Path) -> None:
-    (common,) = old.glob("vhpc-common_*.deb")
+def test_the_old_vhpcd_refuses_a_newer_database(old: Packages, tmp_path: Path) -> None:
+    (common,) = old.folder.glob("vhpc-common_*.deb")
     run("dpkg-deb", "-x", common, tmp_path / "old")
     database = tmp_path / "leases.sqlite"
     SqliteStore(database).close()

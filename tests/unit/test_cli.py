@@ -16,6 +16,7 @@ from command_tree import commands
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
+from vhpc_slurm import __version__
 from vhpc_slurm.cli import output
 from vhpc_slurm.cli.site import configuration
 from vhpc_slurm.node.guest import libvirtd as node_guest
@@ -45,7 +46,7 @@ def test_version_and_help_need_no_optional_parts() -> None:
 
 
 def test_version(vhpc: Vhpc) -> None:
-    assert vhpc("--version") == "vhpc 0.1.0\n"
+    assert vhpc("--version") == f"vhpc {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from controller_lab import HAVE_MUNGED, free_port, munged, stop, wait_for
 from vhpc_command import Vhpc
 
+from vhpc_slurm import __version__
 from vhpc_slurm.cli.host.checks import Level, services
 from vhpc_slurm.config import load
 from vhpc_slurm.controller.client import ControllerClient
@@ -193,7 +194,7 @@ def test_doctor_sees_munge_and_vhpcd(vhpc: Vhpc, client: ControllerClient) -> No
     answer, clock = services.vhpcd(config, listener=True)
     assert (answer.level, answer.what) == (
         Level.OK,
-        f"vhpcd 0.1.0 at 127.0.0.1:{config.controller.port}, database {vhpc.folder}/db/leases.sqlite",
+        f"vhpcd {__version__} at 127.0.0.1:{config.controller.port}, database {vhpc.folder}/db/leases.sqlite",
     )
     assert clock.level is Level.OK
     found = {finding["check"]: finding for finding in vhpc.json("doctor", code=1)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from doctor_rig import executable, one
 
+from vhpc_slurm import __version__
 from vhpc_slurm.cli.host.checks import CheckResult, Level, node
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.controller import Controller
@@ -29,10 +30,10 @@ def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:
 
 
 def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
-    same = executable(tmp_path / "vhpc-run", "echo vhpc-run 0.1.0")
+    same = executable(tmp_path / "vhpc-run", f"echo vhpc-run {__version__}")
     other = executable(tmp_path / "vhpc-shim", "echo vhpc-shim 0.0.9")
-    assert node.guest_program(same) == CheckResult("node.vhpc-run", Level.OK, f"{same} 0.1.0")
-    assert node.guest_program(other).what == f"{other} has version 0.0.9, this package 0.1.0"
+    assert node.guest_program(same) == CheckResult("node.vhpc-run", Level.OK, f"{same} {__version__}")
+    assert node.guest_program(other).what == f"{other} has version 0.0.9, this package {__version__}"
     mute = executable(tmp_path / "mute", "exit 2")
     assert node.guest_program(mute).level is Level.ERROR
 
