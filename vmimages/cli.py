@@ -26,7 +26,7 @@ from vmimages.recipe import Recipe
 from vmimages.rootfs import Base, base
 from vmimages.store import Blob, Published, publish
 
-SCHEMA = 2
+SCHEMA = 1
 MACHINE = "x86_64"
 BUILDER = "vmimages"
 KERNEL_TYPES = {

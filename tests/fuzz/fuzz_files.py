@@ -84,9 +84,9 @@ def _manifest(raw: bytes) -> None:
         whole = manifest.decode_whole(raw)
     except ValueError:
         return
-    if isinstance(whole, manifest.Manifest) and manifest.canonical(whole) != raw:
+    if manifest.canonical(whole) != raw:
         raise InternalError("other bytes than the canonical ones were accepted")
-    if manifest.decode_manifest(raw).schema not in {1, 2}:
+    if manifest.decode_manifest(raw).schema != manifest.SCHEMA:
         raise InternalError("a manifest of an unknown schema was accepted")
 
 

@@ -108,7 +108,7 @@ def test_the_license_line_of_a_script_makes_no_other_base(tmp_path: Path) -> Non
 
 def fields(**changes: object) -> dict[str, object]:
     return {
-        "schema": 2,
+        "schema": 1,
         "agent_version": "0.1.0",
         "arch": "x86_64",
         "cmdline": "",

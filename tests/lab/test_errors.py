@@ -13,11 +13,13 @@ from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
 
-# Variants of the real image: a manifest of its own for each way to be broken. Only schema 1 can replace init.
+# Variants of the real image: a manifest of its own for each way to be broken.
 VARIANTS = f"""
 base = load("{IMAGE}")
-cmdline = base["cmdline"] + " rdinit=/nowhere init=/nowhere"
-publish("test-panic", schema_1(base, "test-panic", cmdline=cmdline))
+junk = b"no archive, so the kernel finds no init and no root"
+digest = hashlib.sha256(junk).hexdigest()
+(top / "blobs/sha256" / digest).write_bytes(junk)
+publish("test-panic", base | {{"initrd": base["initrd"] | {{"sha256": digest, "size": len(junk)}}}})
 publish("test-silent", base | {{"init": "/usr/bin/cat"}})
 publish("test-huge", base | {{"min_memory_mib": 100000}})
 publish("test-cpus", base | {{"min_cpus": 4096}})

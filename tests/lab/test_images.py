@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as users have them: both schemas, pinned by a digest, and in sacct afterwards."""
+"""Images as users have them: pinned by a digest, and in sacct afterwards."""
 
 from __future__ import annotations
 
@@ -14,30 +14,23 @@ from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
 
-OLD, MOVED, GONE = "test-schema1", "test-moved", "test-gone"
+COPY, MOVED, GONE = "test-copy", "test-moved", "test-gone"
 
 
 @pytest.fixture(scope="module")
 def digests(lab: Lab) -> Iterator[dict[str, str]]:
-    """The image in schema 1, and a name that points to an image that cannot boot."""
+    """A second name of the image, and a name that points to an image that cannot boot."""
     script = f"""
 base = load("{IMAGE}")
-assert base["schema"] == 2
 broken = publish("{MOVED}", base | {{"min_cpus": 4096}})
-print(json.dumps({{"old": publish("{OLD}", schema_1(base, "{OLD}")), "broken": broken}}))
+publish("{COPY}", base)
+print(json.dumps({{"broken": broken}}))
 """
     found = json.loads(lab.run("ctl", "python3", "-", stdin=PRELUDE + script).out)
     name = lab.run("ctl", "cat", f"/shared/vhpc/catalog/names/{IMAGE}/latest").out.strip()
     yield {"sound": name, **{key: f"sha256:{value}" for key, value in found.items()}}
-    lab.run("ctl", "vhpc", "image", "rm", OLD, MOVED)
+    lab.run("ctl", "vhpc", "image", "rm", COPY, MOVED)
     lab.run("ctl", "vhpc", "image", "gc", "--days", "0")
-
-
-@pytest.mark.promise("image.schema1")
-def test_an_image_of_schema_1_still_runs_jobs(lab: Lab, digests: dict[str, str]) -> None:
-    job = lab.finish("grep -c . /proc/cpuinfo > old; hostname >> old", "-w", "n1", image=OLD)
-    assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image {OLD}:latest@{digests['old']}"]
-    assert lab.read("alice", "old").splitlines()[-1] == "n1"
 
 
 @pytest.mark.promise("image.digest")
@@ -54,9 +47,9 @@ def test_a_digest_gives_its_image_whatever_the_name_means(lab: Lab, digests: dic
 
 
 def test_users_read_the_catalogue_and_only_its_owner_changes_it(lab: Lab, digests: dict[str, str]) -> None:
-    for command in (("verify", OLD), ("show", f"any@{digests['sound']}"), ("ls",)):
+    for command in (("verify", COPY), ("show", f"any@{digests['sound']}"), ("ls",)):
         lab.run("login", "vhpc", "image", *command, "--json", user="alice")
-    done = lab.run("login", "vhpc", "image", "rm", OLD, user="alice", check=False)
+    done = lab.run("login", "vhpc", "image", "rm", COPY, user="alice", check=False)
     assert done.code == 1
     assert done.err.startswith("vhpc: cannot change the image catalogue")
 
@@ -83,7 +76,7 @@ print(publish("{GONE}", base), root)
     runs(lab, running)
     booting = lab.submit(waiting, "-w", "n2", *options, image=GONE)
     boots(lab, booting, "n2")
-    lab.run("ctl", "vhpc", "image", "tag", f"{OLD}@{digests['old']}", GONE)
+    lab.run("ctl", "vhpc", "image", "tag", f"{COPY}@{digests['sound']}", GONE)
     removed = {item["name"] for item in lab.vhpc("ctl", "image", "gc", "--days", "0")["removed"]}
     assert removed >= {f"{digest}", root}
     for job, node in ((running, "n1"), (booting, "n2")):

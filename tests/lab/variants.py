@@ -20,15 +20,5 @@ def publish(name, manifest):
     (top / "names" / name / "latest").write_text("sha256:" + digest + "\\n")
     return digest
 
-def schema_1(manifest, name, **changes):
-    old = {key: manifest[key] for key in (
-        "agent_version", "arch", "cmdline", "description", "firmware", "init", "min_memory_mib",
-    )}
-    for part in ("kernel", "initrd", "root"):
-        old[part] = {"file": part, "sha256": manifest[part]["sha256"], "size": manifest[part]["size"]}
-    old |= {"schema": 1, "name": name, "tag": "latest", "root_format": "erofs", "signature": None}
-    old |= {"drivers": list(manifest["drivers"]), "created": manifest["provenance"]["created"]}
-    return old | changes
-
 """
-"""Source of ``load``, ``publish`` and ``schema_1``, before the lines of a test."""
+"""Source of ``load`` and ``publish``, before the lines of a test."""

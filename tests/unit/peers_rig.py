@@ -84,7 +84,7 @@ def publish(catalog: Path, size: int, chunk: int, *, listed: bool = True, seed: 
         hashes = b"".join(hashlib.sha256(data[at : at + chunk]).digest() for at in range(0, size, chunk))
         root = dataclasses.replace(root, chunks=put("list", hashes).sha256, chunk_size=chunk)
     manifest = ImageManifest(
-        schema=2,
+        schema=1,
         name="",
         tag="",
         arch="x86_64",

@@ -10,7 +10,7 @@ from typing import Any
 
 from vhpc_slurm.catalog import blobs, list_images, verify_blob
 
-BASE = json.loads((Path(__file__).parents[1] / "data/manifests/schema2.json").read_text())
+BASE = json.loads((Path(__file__).parents[1] / "data/manifests/manifest.json").read_text())
 
 
 def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest", **keys: Any) -> str:

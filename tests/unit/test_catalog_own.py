@@ -19,8 +19,8 @@ from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 
-RAW = (Path(__file__).parents[1] / "data/manifests/schema2.json").read_bytes()
-DIGEST = "sha256:27165d8aa6b1ab5dde9eaaf09a0b44d7f459d20529890d6264df19fe94899495"
+RAW = (Path(__file__).parents[1] / "data/manifests/manifest.json").read_bytes()
+DIGEST = "sha256:e07365e21d5b6b08114ad620a66e32f75f852c4fbb7ea7c9cd5fd1db45ce1216"
 ME = Owner("alice", os.getuid())
 
 

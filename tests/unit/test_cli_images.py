@@ -18,14 +18,14 @@ from site_catalog import publish
 from vhpc_command import Vhpc
 
 DATA = Path(__file__).parents[1] / "data/manifests"
-DIGEST = "sha256:27165d8aa6b1ab5dde9eaaf09a0b44d7f459d20529890d6264df19fe94899495"
+DIGEST = "sha256:e07365e21d5b6b08114ad620a66e32f75f852c4fbb7ea7c9cd5fd1db45ce1216"
 
 
 @pytest.fixture(name="vhpc")
-def vhpc_with_schema_2(vhpc: Vhpc) -> Vhpc:
-    """The command, and cuda:12.8 of schema 2, whose blobs are absent."""
+def vhpc_with_cuda(vhpc: Vhpc) -> Vhpc:
+    """The command, and cuda:12.8, whose blobs are absent."""
     top = vhpc.folder / "catalog"
-    (top / f"manifests/sha256/{DIGEST[7:]}.json").write_bytes((DATA / "schema2.json").read_bytes())
+    (top / f"manifests/sha256/{DIGEST[7:]}.json").write_bytes((DATA / "manifest.json").read_bytes())
     (top / "names/cuda").mkdir()
     (top / "names/cuda/12.8").write_text(f"{DIGEST}\n")
     return vhpc
@@ -46,7 +46,7 @@ def test_show_has_all_that_a_manifest_says(vhpc: Vhpc) -> None:
 
 def test_show_as_json_is_the_manifest_with_digest_and_size(vhpc: Vhpc) -> None:
     shown = vhpc.json("image", "show", "cuda:12.8")
-    manifest = json.loads((DATA / "schema2.json").read_text())
+    manifest = json.loads((DATA / "manifest.json").read_text())
     assert {key: shown[key] for key in manifest} == manifest
     assert (shown["image"], shown["digest"], shown["here"]) == ("cuda:12.8", DIGEST, False)
     assert shown["size"] == 57575096 + 3739648 + 88539136
@@ -192,7 +192,6 @@ def test_an_image_does_not_differ_from_itself(vhpc: Vhpc) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("push", "tiny:1", "docker://127.0.0.1:1/a"), "its manifest is of schema 1"),
         (("push", "tiny:1", "registry/a"), "it is not an image of a registry"),
         (("push", "none", "docker://127.0.0.1:1/a"), "image none:latest is unknown"),
         (("pull", "docker://127.0.0.1:1/a", "mine"), "connection refused"),

@@ -94,7 +94,7 @@ def case(server: tuple[Served, Path], tmp_path: Path, monkeypatch: pytest.Monkey
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "artifactType": "application/vnd.vhpc.image.v1",
-        "config": {"mediaType": "application/vnd.vhpc.manifest.v2+json"},
+        "config": {"mediaType": "application/vnd.vhpc.manifest.v1+json"},
         "layers": layers,
     }
     found = Case(registry, tmp_path / "own", fields, artifact)

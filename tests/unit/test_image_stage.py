@@ -58,7 +58,7 @@ layout = node_layout
 
 
 class Site:
-    """Three nodes with a store each, and a catalogue with one image of schema 2."""
+    """Three nodes with a store each, and a catalogue with one image."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self._capsys = folder, capsys
@@ -114,21 +114,7 @@ def until(what: Callable[[], bool], seconds: float = 60) -> None:
 # --- one node ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_stage_copies_once_and_says_how_much(site: Site, schema: int) -> None:
-    if schema == 1:
-        whole = json.loads((site.folder / f"catalog/manifests/sha256/{site.digest[7:]}.json").read_text())
-        parts = {
-            part: {key: whole[part][key] for key in ("sha256", "size")}
-            for part in ("kernel", "initrd", "root")
-        }
-        raw = json.dumps({
-            "schema": 1, "name": "base", "tag": "latest", "arch": whole["arch"], "root_format": "erofs",
-            "init": "agent", "cmdline": "", "min_memory_mib": 64, "firmware": "bios", "drivers": [],
-            "agent_version": "0.1.0", **{part: {"file": part, **blob} for part, blob in parts.items()},
-        }).encode()  # fmt: skip
-        site.digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-        (site.folder / f"catalog/manifests/sha256/{site.digest[7:]}.json").write_bytes(raw)
+def test_stage_copies_once_and_says_how_much(site: Site) -> None:
     first = site.json("image", "stage", f"base@{site.digest}")
     assert (first["digest"], first["copied"]) == (site.digest, BYTES)
     found = site.blobs("vhpc")

@@ -27,7 +27,7 @@ from vhpc_slurm.node.store.layout import Layout
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="run as root: the test starts processes of other users"
 )
-RAW = (Path(__file__).parents[1] / "data/manifests/schema2.json").read_bytes()
+RAW = (Path(__file__).parents[1] / "data/manifests/manifest.json").read_bytes()
 ALICE = Account("alice", 65531, 65531, "", "/", "/bin/sh", (("alice", 65531),))
 BOB = Account("bob", 65532, 65532, "", "/", "/bin/sh", (("bob", 65532),))
 ROOT = b"root" * 300_000

@@ -157,7 +157,7 @@ def test_what_cannot_be_imported_is_refused_first(site: Site, changes: dict[str,
     assert not site.own.exists()
 
 
-def test_a_kernel_of_schema_1_is_refused(site: Site) -> None:
+def test_a_kernel_whose_manifest_is_unusable_is_refused(site: Site) -> None:
     raw = json.dumps({"schema": 1, "kernel": {}}).encode()
     with pytest.raises(UserError, match="unusable manifest"):
         _with_manifest(site, raw)

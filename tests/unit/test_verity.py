@@ -35,7 +35,7 @@ from vhpc_slurm.model import ImageRef
 
 CHECKOUT = Path(__file__).parents[2]
 SCHEMA = CHECKOUT / "docs/image-manifest.schema.json"
-RAW = (CHECKOUT / "tests/data/manifests/schema2-verity.json").read_bytes()
+RAW = (CHECKOUT / "tests/data/manifests/verity.json").read_bytes()
 VALID: dict[str, Any] = json.loads(RAW)
 # "Root hash" that veritysetup 2.6.1 printed for the root of this manifest.
 HASH = "496f8ebaff99e4485c4a28672e5c747f35a90f16352d4bd283ef92a578da30cf"
@@ -61,7 +61,7 @@ def test_a_hash_tree_is_in_the_manifest_and_in_its_digest() -> None:
     assert (whole.verity.data_size, whole.verity.root_hash) == (88547328, HASH)
     assert canonical(whole) == RAW
     # sha256sum of the file, which jq -cSj wrote
-    digest = "f0364d685889079432312cfc9c8d7bde0b0a4a72203ac57ff3ac3044755f9058"
+    digest = "b151f9448163b720dea2d474312fd1ceed8101166c0bea97b739e60188b3fedd"
     assert hashlib.sha256(RAW).hexdigest() == digest
 
 

@@ -56,20 +56,20 @@ def two_sockets(sys_root: Path) -> None:
 
 def publish(catalog: Path, store: Path) -> None:
     """An image tiny:1 whose kernel is in the node's store already, and a broken one."""
+    base = json.loads((Path(__file__).parents[1] / "data/manifests/manifest.json").read_text())
     blobs = {}
     for name, data in (("kernel", b"k" * 1024), ("initrd", b"i" * 512), ("root", b"r" * 2048)):
         digest = hashlib.sha256(data).hexdigest()
-        blobs[name] = {"file": name, "sha256": digest, "size": len(data)}
+        blobs[name] = base[name] | {"sha256": digest, "size": len(data)}
         for top in (catalog, store) if name == "kernel" else (catalog,):
             (top / "blobs/sha256").mkdir(parents=True, exist_ok=True)
             (top / "blobs/sha256" / digest).write_bytes(data)
-    manifest = {
-        "schema": 1, "name": "tiny", "tag": "1", "arch": os.uname().machine, **blobs,
-        "root_format": "erofs", "init": "agent", "cmdline": "", "min_memory_mib": 300,
-        "firmware": "bios", "drivers": ["virtio_blk"], "agent_version": "0.1.0",
-        "description": "for [bold]tests[/bold]", "created": "2026-01-02T03:04:05Z",
+    manifest = base | blobs | {
+        "arch": os.uname().machine, "cmdline": "", "min_cpus": 1, "min_memory_mib": 300,
+        "drivers": {"virtio_blk": ""}, "description": "for [bold]tests[/bold]",
+        "provenance": base["provenance"] | {"created": "2026-01-02T03:04:05Z"},
     }  # fmt: skip
-    raw = json.dumps(manifest).encode()
+    raw = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     digest = hashlib.sha256(raw).hexdigest()
     for path, data in (
         (f"manifests/sha256/{digest}.json", raw),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vhpc_slurm import chunks
-from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
+from vhpc_slurm.catalog.manifest import LIMIT, Manifest, decode_manifest, decode_whole
 from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
@@ -123,8 +123,8 @@ def load_manifest(catalog: Path, digest: str, image: str = "") -> ImageManifest:
     return _decoded(raw, image or digest)
 
 
-def read_manifest(catalog: Path, digest: str, image: str = "") -> Manifest | ImageManifest:
-    """All that the manifest with a digest says; an ``ImageManifest`` if it is of schema 1.
+def read_manifest(catalog: Path, digest: str, image: str = "") -> Manifest:
+    """All that the manifest with a digest says.
 
     Args:
         catalog: the catalogue.
@@ -190,7 +190,7 @@ def _read(catalog: Path, digest: str, image: str) -> bytes:
             if not _is_regular(file):
                 why = f"the manifest {digest} is not a regular file"
                 raise UserError(f"image {image} is broken", why, "publish it again")
-            return file.read(LIMIT_1 + 1)
+            return file.read(LIMIT + 1)
     except FileNotFoundError:
         why = f"the catalogue has no manifest {digest}"
         raise _NoManifestError(f"image {image} is broken", why, "publish it again") from None

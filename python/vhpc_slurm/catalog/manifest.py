@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of an image: schema 2, and schema 1 of older images.
+"""The manifest of an image.
 
-A manifest of schema 2 has exactly one encoding, the canonical form of RFC 8785: keys
+A manifest has exactly one encoding, the canonical form of RFC 8785: keys
 sorted, no blanks, every key present. Other bytes are refused, so an image has one
 digest, and no two readers can understand its bytes differently (of two equal keys, for
 example, some readers take the first and some the last). docs/image-format.md explains
@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from vhpc_slurm.model import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageManifest
+from vhpc_slurm.model import Blob, ImageManifest
 
-SCHEMA_1, SCHEMA_2 = 1, 2
-LIMIT_1, LIMIT_2 = 1 << 20, 1 << 18
-"""Maximum bytes of a manifest of schema 1 and of schema 2."""
+SCHEMA = 1
+LIMIT = 1 << 18
+"""Maximum bytes of a manifest."""
 BOOT_FILE_LIMIT = 512 << 20
 """Maximum bytes of a kernel or initrd: each guest has copies in the node's memory."""
 ROOT_LIMIT = 1 << 44
 VERITY_BLOCK = 4096
 HASHES_PER_BLOCK = 128
 """dm-verity: bytes of a block, of data and of the hash tree, and how many SHA-256 hashes are in one."""
-FIRMWARES = frozenset({"bios", "uefi"})
 ROOT_FORMATS = {"application/vnd.vhpc.root.erofs": "erofs"}
 """Media type of a root -> its file system, as mount(2) calls it."""
 RESERVED_PARAMETERS = frozenset(
@@ -74,8 +71,6 @@ FULL_SYSTEM = (
 """Kernel parameters for an image with an init of its own, unless it sets them. Its disks, its first boot and
 its networks are those of another machine; the agent names the job's interfaces and has its sshd; imports lose
 SELinux labels."""
-LEASE_KEYS = frozenset({"driver_versions", "min_cpus"})
-"""Fields of ImageManifest that schema 1 lacks."""
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Digest = Annotated[str, Meta(pattern="^(sha256:[0-9a-f]{64})?$", max_length=71)]
@@ -165,7 +160,7 @@ class Provenance(Strict, frozen=True):
 
 
 class Manifest(Strict, frozen=True):
-    """Schema 2.
+    """All that a manifest says.
 
     ``min_cpus`` are CPUs as Slurm counts them (hardware threads), ``min_memory_mib`` is the
     memory of a guest in MiB. ``drivers`` maps a kernel module to its version, which is empty
@@ -173,7 +168,7 @@ class Manifest(Strict, frozen=True):
     tree, without ``chunks`` no chunk list.
     """
 
-    schema: Literal[2]
+    schema: Literal[1]
     agent_version: ShortLine
     arch: Annotated[str, Meta(pattern="^[a-z0-9_]+$", max_length=32)]
     cmdline: Annotated[str, Meta(pattern="^[ -~]*$", max_length=1024)]
@@ -199,27 +194,24 @@ class _AnySchema(msgspec.Struct):
 
 def decode_manifest(raw: bytes) -> ImageManifest:
     """What a lease carries of a manifest; ValueError if vhpc could not boot the image as described."""
-    full = decode_whole(raw)
-    return full if isinstance(full, ImageManifest) else _for_lease(full)
+    return _for_lease(decode_whole(raw))
 
 
-def decode_whole(raw: bytes) -> Manifest | ImageManifest:
-    """All that a manifest says, decoded strictly: a ``Manifest`` of schema 2, else of schema 1.
+def decode_whole(raw: bytes) -> Manifest:
+    """All that a manifest says, decoded strictly.
 
     Raises:
         ValueError: it is not a manifest, or vhpc could not boot the image as described; one line.
     """
-    if len(raw) > LIMIT_1:
-        raise ValueError(f"it has more than {LIMIT_1 >> 10} KiB")
+    if len(raw) > LIMIT:
+        raise ValueError(f"it has more than {LIMIT >> 10} KiB")
     try:
         schema = msgspec.json.decode(raw, type=_AnySchema).schema
-        if schema == SCHEMA_1:
-            return _decode_1(raw)
-        if schema == SCHEMA_2:
-            return _decode_2(raw)
+        if schema == SCHEMA:
+            return _decode(raw)
     except RecursionError as err:
         raise ValueError("it is nested too deeply") from err
-    raise ValueError(f"schema {schema}, this vhpc knows {SCHEMA_1} and {SCHEMA_2}")
+    raise ValueError(f"schema {schema}, this vhpc knows {SCHEMA}")
 
 
 def canonical(manifest: Manifest | dict[str, Any]) -> bytes:
@@ -242,10 +234,10 @@ def tree_size(data_size: int) -> int:
 
 
 def schema_text() -> str:
-    """The JSON schema (draft 2020-12) of schema 2, as text; rules about several keys are not in it."""
+    """The JSON schema (draft 2020-12) of a manifest, as text; rules about several keys are not in it."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Manifest of a vhpc image, schema 2",
+        "title": f"Manifest of a vhpc image, schema {SCHEMA}",
     }
     schema = msgspec.json.schema(Manifest)
     for part in schema["$defs"].values():
@@ -254,17 +246,15 @@ def schema_text() -> str:
     return json.dumps(head | schema, indent=2) + "\n"
 
 
-def _decode_2(raw: bytes) -> Manifest:
-    if len(raw) > LIMIT_2:
-        raise ValueError(f"it has more than {LIMIT_2 >> 10} KiB")
+def _decode(raw: bytes) -> Manifest:
     manifest = msgspec.json.decode(raw, type=Manifest)
     if canonical(manifest) != raw:
         raise ValueError("its bytes are not in the canonical form of RFC 8785")
-    _check_2(manifest)
+    _check(manifest)
     return manifest
 
 
-def _check_2(manifest: Manifest) -> None:
+def _check(manifest: Manifest) -> None:
     """Rules that types cannot express."""
     for where, text in _lines(manifest):
         if not text.isprintable():
@@ -314,7 +304,7 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
     if verity := manifest.verity:
         words.append(f"vhpc.verity={verity.data_size // VERITY_BLOCK}:{verity.root_hash}")
     return ImageManifest(
-        schema=SCHEMA_2,
+        schema=SCHEMA,
         name="",
         tag="",
         arch=manifest.arch,
@@ -343,41 +333,3 @@ def _sets(manifest: Manifest, parameter: str) -> bool:
     """Whether an image's kernel parameters have this one; with any value, if it can have only one."""
     name = parameter if parameter.startswith("systemd.mask=") else parameter.partition("=")[0] + "="
     return any(word.startswith(name) for word in manifest.cmdline.split())
-
-
-def _decode_1(raw: bytes) -> ImageManifest:
-    fields = msgspec.json.decode(raw)
-    # msgspec ignores unknown keys of dataclasses.
-    unknown = sorted(set(fields) - (set(ImageManifest.__dataclass_fields__) - LEASE_KEYS))
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]}")
-    manifest = msgspec.convert(fields, ImageManifest)
-    _check_1(manifest)
-    return manifest
-
-
-def _check_1(manifest: ImageManifest) -> None:
-    if not IMAGE_NAME.match(manifest.name) or not IMAGE_TAG.match(manifest.tag):
-        raise ValueError(f"{manifest.name!r} with tag {manifest.tag!r} is not an image name")
-    for blob in (manifest.kernel, manifest.initrd, manifest.root):
-        if not DIGEST.match(f"sha256:{blob.sha256}"):
-            raise ValueError(f"{blob.file}: {blob.sha256!r} is not a sha256")
-        if blob.chunks or blob.chunk_size:
-            raise ValueError(f"{blob.file}: schema 1 has no chunk lists")
-        if blob.size <= 0:
-            raise ValueError(f"{blob.file}: its size is {blob.size} bytes")
-        if blob is not manifest.root and blob.size > BOOT_FILE_LIMIT:
-            raise ValueError(f"{blob.file}: more than {BOOT_FILE_LIMIT >> 20} MiB")
-        if PurePosixPath(blob.file).name != blob.file:
-            raise ValueError(f"{blob.file!r} is not a file name")
-    # The planner checks whether a guest can mount it; here it only must be safe in a kernel command line.
-    if not re.fullmatch(r"[a-z0-9]{1,32}", manifest.root_format, re.ASCII):
-        raise ValueError(f"root format {manifest.root_format!r} is not a file system type")
-    if manifest.firmware not in FIRMWARES:
-        raise ValueError(f"firmware {manifest.firmware!r} is unknown")
-    if manifest.init != "agent" and not manifest.init.startswith("/"):
-        raise ValueError(f"init {manifest.init!r} is neither agent nor an absolute path")
-    if manifest.min_memory_mib <= 0:
-        raise ValueError(f"its minimum memory is {manifest.min_memory_mib} MiB")
-    if not manifest.cmdline.isprintable():
-        raise ValueError("the kernel command line has control characters")

@@ -29,7 +29,7 @@ from vhpc_slurm.catalog.folder import (
     signatures_file,
     unknown_digest,
 )
-from vhpc_slurm.catalog.manifest import LIMIT_1
+from vhpc_slurm.catalog.manifest import LIMIT
 from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError, VhpcError
@@ -134,7 +134,7 @@ def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
         if not DIGEST.match(digest):
             raise UserError(f"image {ref} is broken", "its name file has no digest", "import it again")
         try:
-            raw = _read(top, folder, str(manifest_file(Path(), digest)), LIMIT_1 + 1, owner, ref)
+            raw = _read(top, folder, str(manifest_file(Path(), digest)), LIMIT + 1, owner, ref)
         except NotThereError:
             if ref.digest:
                 raise unknown_digest(ref) from None
@@ -162,7 +162,7 @@ def read_signed_for(images: Images, image: ImageIdentity, owner: Owner) -> Signe
     folder = own_folder(images.user_catalog, owner.name)
     signatures = str(signatures_file(Path(), image.digest))
     with _opened(folder, owner) as top:
-        raw = _read(top, folder, str(manifest_file(Path(), image.digest)), LIMIT_1 + 1, owner, image.ref)
+        raw = _read(top, folder, str(manifest_file(Path(), image.digest)), LIMIT + 1, owner, image.ref)
         identity(image.ref, image.digest, raw)  # the bytes match the digest, or UserError
         try:
             found = _read(top, folder, signatures, SIGNATURES_SIZE, owner, image.ref)

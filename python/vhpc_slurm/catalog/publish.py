@@ -213,7 +213,7 @@ def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
         found = read_manifest(catalog, digest) if digest else None
     except VhpcError:
         return None
-    return (digest, found) if isinstance(found, Manifest) else None
+    return (digest, found) if found else None
 
 
 def _pointed(catalog: Path, ref: ImageRef) -> str:

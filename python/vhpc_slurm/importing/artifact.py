@@ -22,7 +22,7 @@ MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 VENDOR = "application/vnd.vhpc."
 ARTIFACT_TYPE = f"{VENDOR}image.v1"
-CONFIG_TYPE = f"{VENDOR}manifest.v2+json"
+CONFIG_TYPE = f"{VENDOR}manifest.v1+json"
 SIGNATURES_TYPE = f"{VENDOR}signatures.v1+openssh"
 PARTS = ("kernel", "initrd", "root")
 """Layers by the start of their media types: ``application/vnd.vhpc.kernel.`` and so on."""

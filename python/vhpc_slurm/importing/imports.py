@@ -286,14 +286,10 @@ def parent_of(catalog: Path, image: ImageIdentity) -> Parent:
     """An image from which another is derived.
 
     Raises:
-        UserError: its manifest is of schema 1.
+        UserError: its manifest is broken.
         FabricError: its catalogue cannot be read.
     """
     manifest = read_manifest(catalog, image.digest, str(image.ref))
-    if not isinstance(manifest, Manifest):
-        raise UserError(
-            f"the image {image.ref} cannot give a kernel", "its manifest is of schema 1", "publish it again"
-        )
     return Parent(image, manifest, catalog)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog.manifest import LIMIT_2, InitrdBlob, KernelBlob, RootBlob, Sha256, Strict
+from vhpc_slurm.catalog.manifest import LIMIT, InitrdBlob, KernelBlob, RootBlob, Sha256, Strict
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import registry_manifest
 from vhpc_slurm.importing.sandbox import run_worker
@@ -117,7 +117,7 @@ def _artifact(source: Source, described: dict[str, Any]) -> Artifact | None:
         found = msgspec.convert(described, Artifact)
     except msgspec.ValidationError as err:
         raise UserError(f"cannot use {source}", f"its manifest: {err}") from err
-    for document, limit in ((found.manifest, LIMIT_2), (found.signatures, SIGNATURES_MAX)):
+    for document, limit in ((found.manifest, LIMIT), (found.signatures, SIGNATURES_MAX)):
         if document is not None and document.size > limit:
             what = "vhpc manifest has" if document is found.manifest else "signatures have"
             raise UserError(f"cannot use {source}", f"its {what} more than {limit >> 10} KiB")

@@ -13,7 +13,7 @@ from vhpc_slurm import chunks
 from vhpc_slurm.catalog import blob_path, blobs, decode_manifest, read_signed, resolve, verify_blob
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.changes import check_new_name, staging
-from vhpc_slurm.catalog.manifest import InitrdBlob, KernelBlob, Manifest, RootBlob, decode_whole
+from vhpc_slurm.catalog.manifest import InitrdBlob, KernelBlob, RootBlob, decode_whole
 from vhpc_slurm.catalog.publish import digest_of, has_blob, prepare, publish_bytes
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError, VhpcError
@@ -186,8 +186,6 @@ def _check_manifest(source: Source, raw: bytes, image: Artifact) -> None:
         manifest = decode_whole(raw)
     except ValueError as err:
         raise UserError(f"cannot pull {source}", f"its manifest: {err}") from err
-    if not isinstance(manifest, Manifest):
-        raise UserError(f"cannot pull {source}", "its manifest is of schema 1")
     for part in ("kernel", "initrd", "root"):
         if getattr(manifest, part) != getattr(image, part):
             why = f"its {part} in the registry is not the one that its manifest describes"

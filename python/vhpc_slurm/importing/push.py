@@ -63,7 +63,7 @@ def push(
         progress: gets a line for each step.
 
     Raises:
-        UserError: the image is broken or of schema 1, or the registry refuses it or is too slow.
+        UserError: the image is broken, or the registry refuses it or is too slow.
         FabricError: the catalogue cannot be read.
     """
     source = reference(text, "push to")
@@ -73,7 +73,7 @@ def push(
     what = checked(source.name)
     check_owner(catalog, "push from")
     signed = read_signed(catalog, image)
-    manifest = _decoded(signed.manifest, image)
+    manifest = decode_whole(signed.manifest)
     parts = blobs(image.manifest)
     progress(f"checking {image.ref.label}")
     count = counter(progress, "checked", sum(blob.size for blob in parts))
@@ -95,15 +95,6 @@ def push(
         raise UserError(f"cannot push to {what}", why, "it changes manifests, or somebody else has pushed")
     size = sum(blob.size for blob in parts)
     return Pushed(image.ref.label, image.digest, what, digest, size, len(signatures))
-
-
-def _decoded(raw: bytes, image: ImageIdentity) -> Manifest:
-    manifest = decode_whole(raw)
-    if not isinstance(manifest, Manifest):
-        raise UserError(
-            f"cannot push the image {image.ref.label}", "its manifest is of schema 1", "publish it again"
-        )
-    return manifest
 
 
 def _notes(manifest: Manifest) -> dict[str, str]:

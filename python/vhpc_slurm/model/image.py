@@ -68,7 +68,7 @@ class Blob(Record, frozen=True):
 class ImageManifest(Record, frozen=True):
     """What a lease carries of an image's manifest.  The image's digest is the sha256 of the manifest.
 
-    Schema 2 has no name: ``name`` and ``tag`` are those by which the image was found.
+    A manifest has no name: ``name`` and ``tag`` are those by which the image was found.
     ``min_cpus`` are CPUs as Slurm counts them (hardware threads).  ``driver_versions`` has the
     drivers whose module states a version.
     """

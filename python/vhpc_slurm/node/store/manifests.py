@@ -22,7 +22,7 @@ from vhpc_slurm.catalog import (
     signatures_file,
 )
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
-from vhpc_slurm.catalog.manifest import LIMIT_1
+from vhpc_slurm.catalog.manifest import LIMIT
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity
 from vhpc_slurm.node.host.accounts import Account
@@ -54,7 +54,7 @@ def read(layout: Layout, image: ImageIdentity, account: Account) -> Generator[No
     catalog = own_folder(config.images.user_catalog, account.name)
     until = time.monotonic() + config.guests.stage_timeout_s
     path = manifest_file(catalog, image.digest)
-    manifest, why = yield from _of_user(path, LIMIT_1 + 1, account, until)
+    manifest, why = yield from _of_user(path, LIMIT + 1, account, until)
     if why:
         raise UserError(f"image {image.ref} is broken", f"cannot read {path}: {why}", "publish it again")
     identity(image.ref, image.digest, manifest)  # the bytes match the digest, or UserError

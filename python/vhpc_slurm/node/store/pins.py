@@ -51,8 +51,7 @@ def pins(layout: Layout) -> Iterator[tuple[str, str]]:
 def unused(layout: Layout) -> list[Path]:
     """Blobs that no live job uses, the least recently used one first.
 
-    A pin that does not list its blobs (of an older version, or torn by a power
-    cut) keeps all blobs.
+    A pin that does not list its blobs (torn by a power cut) keeps all blobs.
     """
     top = Path(layout.config.images.store)
     used: set[str] = set()
