@@ -316,7 +316,7 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     assert image.digest == first["digest"]
     own = {"vhpc/kernel-release": "6.12.0", "vhpc/recipe": "debian-minimal", "vhpc/suite": "trixie"}
     assert labels_of(tmp_path / "c", image.digest) == own
-    assert image.manifest.schema == 2
+    assert image.manifest.schema == 1
     assert image.manifest.agent_version == "0.0.1"
     given = ("--label", "team/owner=für alle", "--label", "a=1", "--label", "a=2")
     labelled = json.loads(build(*command, *given, path="/usr/bin").stdout)

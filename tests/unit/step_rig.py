@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pace import until
+
 if TYPE_CHECKING:
     from guest_rig import Guest
 
@@ -74,6 +76,11 @@ class StepSite:
 
     def asked(self) -> str:
         return (self.folder / "asked").read_text()
+
+    def step(self) -> int:
+        """The process of the step; srun writes its pid after it has started it."""
+        file = self.folder / "pid"
+        return int(until(lambda: file.exists() and file.read_text(), "the step"))
 
     def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start the vhpc command."""

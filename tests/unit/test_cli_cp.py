@@ -205,8 +205,7 @@ def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signa
     site.script("cat", "#!/bin/sh\nsleep 60\n")
     site.before(f"export PATH={site.folder}:$PATH")
     process = site.start("cp", "x", "7:y")
-    while not (site.folder / "pid").exists():
-        time.sleep(0.05)
+    site.step()
     time.sleep(0.5)
     process.send_signal(number)
     process.communicate(timeout=60)

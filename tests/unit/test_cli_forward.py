@@ -221,7 +221,7 @@ def test_a_server_on_ipv6_alone_is_reached(site: StepSite) -> None:
 def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) -> None:
     with server(all_of) as port, forwarded(site, f"0:{port}") as it, it.connect() as connection:
         connection.sendall(b"x")
-        pid = int((site.folder / "pid").read_text())
+        pid = site.step()
         it.process.send_signal(number)
         code = it.process.wait(WAIT_S)
         assert gone(pid)
@@ -232,7 +232,7 @@ def test_the_step_ends_with_the_command(site: StepSite, number: signal.Signals) 
 def test_the_end_of_the_job_is_one_line(site: StepSite) -> None:
     with server(all_of) as port, forwarded(site, f"0:{port}") as it:
         site.says("COMPLETING")
-        os.kill(int((site.folder / "pid").read_text()), signal.SIGKILL)
+        os.kill(site.step(), signal.SIGKILL)
         assert it.said().splitlines() == ["vhpc: job 7 has ended"]
         assert it.process.returncode == 0
 

@@ -243,10 +243,14 @@ def test_a_folder_that_is_not_there_yet_is_watched_when_it_is(tmp_path: Path) ->
 
 
 def test_an_end_of_the_watch_leaves_no_descriptor(tmp_path: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    def descriptors() -> set[str]:
+        return {file.name for file in Path("/proc/self/fd").iterdir()}
+
+    before = descriptors()
     for _ in range(3):
         FileWatch([Watched(tmp_path / "file", tmp_path / "log")], lambda: None).close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # objects of other tests may be collected meanwhile, and close theirs
+    assert descriptors() <= before
 
 
 def test_an_event_overflow_counts_as_a_change_of_everything(
