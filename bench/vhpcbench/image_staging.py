@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from vhpc_slurm.catalog import blob_path, blobs, resolve
+from vhpc_slurm.catalog import FolderCatalog, blobs
 from vhpc_slurm.config import load
 from vhpc_slurm.model import ImageRef
 from vhpc_slurm.node.store import images
@@ -20,8 +20,8 @@ from vhpc_slurm.node.store.layout import Layout
 def main() -> None:
     """argv[1]: the catalogue, whose image is named bench."""
     catalog, config = Path(sys.argv[1]), load()
-    image = resolve(catalog, ImageRef.parse("bench"))
-    paths = [str(blob_path(catalog, blob)) for blob in blobs(image.manifest)]
+    image = FolderCatalog(catalog).resolve(ImageRef.parse("bench"))
+    paths = [str(FolderCatalog(catalog).blob_path(blob)) for blob in blobs(image.manifest)]
     with tempfile.TemporaryDirectory(dir=Path(config.images.store).parent) as folder:
         subprocess.run(["cat", *paths], check=True, stdout=subprocess.DEVNULL)  # all in the page cache
         began = time.monotonic()

@@ -19,7 +19,7 @@ from vmimages.errors import BuildError
 from vmimages.recipe import RESERVED_PARAMETERS, Recipe
 from vmimages.store import Blob, canonical, publish
 
-from vhpc_slurm.catalog import manifest, resolve, verify_blob
+from vhpc_slurm.catalog import FolderCatalog, manifest
 from vhpc_slurm.model import ImageRef
 
 CHECKOUT = Path(__file__).parents[2]
@@ -139,12 +139,12 @@ def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
     root.write_bytes(b"root" * 1000)
     catalog = tmp_path / "catalog"
     made = publish(catalog, "tiny", "latest", fields(), blobs(root=root))
-    image = resolve(catalog, ImageRef.parse("tiny"))
+    image = FolderCatalog(catalog).resolve(ImageRef.parse("tiny"))
     assert made.changed
     assert image.digest == made.digest
     assert image.manifest.root.sha256 == hashlib.sha256(b"root" * 1000).hexdigest()
     for blob in (image.manifest.kernel, image.manifest.initrd, image.manifest.root):
-        verify_blob(catalog, blob, "tiny")
+        FolderCatalog(catalog).verify_blob(blob, "tiny")
     left = sorted(str(p.relative_to(catalog)) for p in catalog.rglob("*") if p.name.startswith("."))
     assert left == [".lock"]
     assert all(p.stat().st_mode & 0o444 == 0o444 for p in catalog.rglob("*"))
@@ -153,7 +153,7 @@ def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
 def test_a_large_root_is_published_with_its_chunk_list(tmp_path: Path) -> None:
     data = bytes(4 << 20) + b"root" * 1000
     publish(tmp_path, "tiny", "latest", fields(), blobs(root=data))
-    root = resolve(tmp_path, ImageRef.parse("tiny")).manifest.root
+    root = FolderCatalog(tmp_path).resolve(ImageRef.parse("tiny")).manifest.root
     expected = hashlib.sha256(bytes(4 << 20)).digest() + hashlib.sha256(b"root" * 1000).digest()
     assert (root.chunks, root.chunk_size) == (hashlib.sha256(expected).hexdigest(), 4 << 20)
     assert (tmp_path / "blobs/sha256" / root.chunks).read_bytes() == expected
@@ -187,7 +187,7 @@ def test_a_failed_publish_leaves_the_name_as_it_was(tmp_path: Path) -> None:
     first = publish(tmp_path, "tiny", "latest", fields(), blobs())
     with pytest.raises(BuildError, match="cannot publish"):
         publish(tmp_path, "tiny", "latest", fields(), blobs(initrd=b"new", root=tmp_path / "absent"))
-    assert resolve(tmp_path, ImageRef.parse("tiny")).digest == first.digest
+    assert FolderCatalog(tmp_path).resolve(ImageRef.parse("tiny")).digest == first.digest
     assert not list(tmp_path.rglob(".new-*"))
 
 
@@ -310,7 +310,7 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     )  # fmt: skip
     first = json.loads(build(*command, path="/usr/bin").stdout)
     again = json.loads(build(*command, path="/usr/bin").stdout)
-    image = resolve(tmp_path / "c", ImageRef.parse("debian-minimal:13"))
+    image = FolderCatalog(tmp_path / "c").resolve(ImageRef.parse("debian-minimal:13"))
     assert (first["image"], first["changed"], first["base_cached"]) == ("debian-minimal:13", True, True)
     assert (again["digest"], again["changed"]) == (first["digest"], False)
     assert image.digest == first["digest"]

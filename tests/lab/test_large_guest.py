@@ -27,7 +27,7 @@ WORDS = "lpj=4000000 cpuhp.parallel=off nowatchdog tsc=unstable"
 
 BOOT = textwrap.dedent("""
     import base64, os, pathlib, sys, tempfile, time
-    from vhpc_slurm.catalog import resolve
+    from vhpc_slurm.catalog import FolderCatalog
     from vhpc_slurm.config import load
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
@@ -50,7 +50,7 @@ BOOT = textwrap.dedent("""
     folder = pathlib.Path(tempfile.mkdtemp(dir=config.paths.run))
     folder.chmod(0o711)
     uid = config.guests.uid_base + config.guests.uid_count - 1
-    image = resolve(pathlib.Path(config.images.catalog), ImageRef.parse("debian-minimal"))
+    image = FolderCatalog(pathlib.Path(config.images.catalog)).resolve(ImageRef.parse("debian-minimal"))
     staged = finished(images.stage(Layout(config), image))
     (folder / "kernel").write_bytes(staged.kernel.read_bytes())
     (folder / "initrd").write_bytes(base64.b64decode("ARCHIVE"))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.lab
 # Boots a guest as Prolog would and then simply ends: a generation that no controller knows.
 ABANDON = f"""
 from pathlib import Path
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
 from vhpc_slurm.node import plan as plans
@@ -31,7 +31,7 @@ from vhpc_slurm.placement.usage import NOTHING
 config = load()
 layout = Layout(config)
 ref = ImageRef.parse({IMAGE!r})
-image = resolve(Path(config.images.catalog), ref)
+image = FolderCatalog(Path(config.images.catalog)).resolve(ref)
 generation = Generation(4000000, 0, "0123abcd")
 request = JobRequest(4000000, 0, 2001, 2001, "alice", "/home/alice", ref)
 part = NodeAllocation("n1", (0,), 1024)

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, list_images, verify_blob
+from vhpc_slurm.catalog import FolderCatalog, blobs
 
 BASE = json.loads((Path(__file__).parents[1] / "data/manifests/manifest.json").read_text())
 
@@ -36,9 +36,9 @@ def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest", **key
 def whole(catalog: Path) -> list[str]:
     """Names whose images are whole; fails if a name has an image that is not."""
     names = []
-    for entry in list_images(catalog):
+    for entry in FolderCatalog(catalog).images():
         assert entry.identity is not None, entry.problem
         for blob in blobs(entry.identity.manifest):
-            verify_blob(catalog, blob, str(entry.ref))
+            FolderCatalog(catalog).verify_blob(blob, str(entry.ref))
         names.append(str(entry.ref))
     return names

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vhpc_slurm.catalog import list_images, read_manifest, resolve, verify_blob
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 
@@ -52,13 +52,13 @@ def publish(catalog: Path, fields: dict[str, Any] | bytes, name: str = "debian-m
 
 def refusal(catalog: Path, ref: str = "debian-minimal") -> str:
     with pytest.raises(UserError) as caught:
-        resolve(catalog, ImageRef.parse(ref))
+        FolderCatalog(catalog).resolve(ImageRef.parse(ref))
     return caught.value.line()
 
 
 def test_a_name_resolves_to_digest_and_manifest(tmp_path: Path) -> None:
     digest = publish(tmp_path, manifest())
-    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
+    image = FolderCatalog(tmp_path).resolve(ImageRef.parse("debian-minimal"))
     assert image.digest == digest
     assert str(image.ref) == "debian-minimal:latest"
     assert image.manifest.min_memory_mib == 192
@@ -70,18 +70,18 @@ def test_a_name_resolves_to_digest_and_manifest(tmp_path: Path) -> None:
 
 def test_a_manifest_of_another_encoder_is_resolved(tmp_path: Path) -> None:
     digest = publish(tmp_path, (DATA / "manifest.json").read_bytes(), "newer/9.5")
-    newer = resolve(tmp_path, ImageRef.parse("newer:9.5"))
+    newer = FolderCatalog(tmp_path).resolve(ImageRef.parse("newer:9.5"))
     assert digest == "sha256:e07365e21d5b6b08114ad620a66e32f75f852c4fbb7ea7c9cd5fd1db45ce1216"
     assert (newer.digest, newer.manifest.schema) == (digest, 1)
     assert (newer.manifest.name, newer.manifest.tag) == ("newer", "9.5")
-    assert read_manifest(tmp_path, newer.digest).labels["site/owner"] == "hpc-support"
+    assert FolderCatalog(tmp_path).read_manifest(newer.digest).labels["site/owner"] == "hpc-support"
 
 
 def test_a_name_follows_what_is_published_while_digests_stay(tmp_path: Path) -> None:
     first = publish(tmp_path, manifest())
     second = publish(tmp_path, manifest(description="newer"))
     assert first != second
-    assert resolve(tmp_path, ImageRef.parse("debian-minimal")).digest == second
+    assert FolderCatalog(tmp_path).resolve(ImageRef.parse("debian-minimal")).digest == second
     assert (tmp_path / "manifests/sha256" / f"{first[7:]}.json").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_digest_pins_the_image_whatever_its_name_points_to(tmp_path: Path) -> 
     first = publish(tmp_path, manifest(description="first"))
     publish(tmp_path, manifest(description="second"))
     pinned = ImageRef.parse(f"debian-minimal@{first}")
-    image = resolve(tmp_path, pinned)
+    image = FolderCatalog(tmp_path).resolve(pinned)
     assert (image.digest, image.manifest.description) == (first, "first")
     assert str(image) == f"debian-minimal:latest@{first}"
 
@@ -147,7 +147,7 @@ def test_a_reference_never_leaves_the_catalogue(ref: str) -> None:
 
 def test_an_empty_catalogue_says_so(tmp_path: Path) -> None:
     assert "is empty" in refusal(tmp_path / "absent")
-    assert list_images(tmp_path / "absent") == []
+    assert FolderCatalog(tmp_path / "absent").images() == []
 
 
 def test_a_changed_manifest_is_refused_with_both_digests(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_listing_shows_broken_images_beside_sound_ones(tmp_path: Path) -> None:
     publish(tmp_path, manifest())
     publish(tmp_path, b"{}", "broken/latest")
     (tmp_path / "names/debian-minimal/.new-x").write_text("being written")
-    entries = list_images(tmp_path)
+    entries = FolderCatalog(tmp_path).images()
     assert [(str(e.ref), e.identity is not None) for e in entries] == [
         ("broken:latest", False),
         ("debian-minimal:latest", True),
@@ -215,11 +215,11 @@ def test_listing_shows_broken_images_beside_sound_ones(tmp_path: Path) -> None:
 
 def test_a_damaged_blob_is_named_with_expected_and_actual_digest(tmp_path: Path) -> None:
     publish(tmp_path, manifest())
-    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
-    verify_blob(tmp_path, image.manifest.initrd, str(image.ref))
+    image = FolderCatalog(tmp_path).resolve(ImageRef.parse("debian-minimal"))
+    FolderCatalog(tmp_path).verify_blob(image.manifest.initrd, str(image.ref))
     (tmp_path / "blobs/sha256" / sha256(INITRD)).write_bytes(b"initrd BYTES")
     with pytest.raises(UserError) as caught:
-        verify_blob(tmp_path, image.manifest.initrd, str(image.ref))
+        FolderCatalog(tmp_path).verify_blob(image.manifest.initrd, str(image.ref))
     line = caught.value.line()
     assert "initrd: expected sha256:" + sha256(INITRD) in line
     assert "found sha256:" + sha256(b"initrd BYTES") in line
@@ -238,12 +238,12 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, part: str, says: str) -> None:
     path.unlink()
     os.mkfifo(path)
     assert says.format(hex=digest) in refusal(tmp_path)
-    assert [entry.identity for entry in list_images(tmp_path)] == [None]
+    assert [entry.identity for entry in FolderCatalog(tmp_path).images()] == [None]
 
 
 def test_a_missing_blob_is_named(tmp_path: Path) -> None:
     publish(tmp_path, manifest())
-    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
+    image = FolderCatalog(tmp_path).resolve(ImageRef.parse("debian-minimal"))
     (tmp_path / "blobs/sha256" / sha256(ROOT)).unlink()
     with pytest.raises(UserError, match="root: the catalogue has no blob"):
-        verify_blob(tmp_path, image.manifest.root, str(image.ref))
+        FolderCatalog(tmp_path).verify_blob(image.manifest.root, str(image.ref))

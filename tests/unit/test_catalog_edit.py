@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from site_catalog import publish, whole
 
-from vhpc_slurm.catalog import changes, edit, resolve
+from vhpc_slurm.catalog import FolderCatalog, changes, edit
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 
@@ -34,14 +34,14 @@ def test_another_name_has_the_same_digest(tmp_path: Path) -> None:
     assert (str(image.ref), image.digest) == ("mine:1", digest)
     assert (tmp_path / "names/mine/1").read_text() == f"{digest}\n"
     assert (tmp_path / "names/mine/1").stat().st_mode & 0o777 == 0o644
-    assert resolve(tmp_path, ref("mine:1")).digest == digest
+    assert FolderCatalog(tmp_path).resolve(ref("mine:1")).digest == digest
 
 
 def test_a_name_is_moved_back_by_a_digest(tmp_path: Path) -> None:
     first = publish(tmp_path, "base", b"first")
     publish(tmp_path, "base", b"second")
     edit.tag(tmp_path, ref(f"base@{first}"), ref("base"))
-    assert resolve(tmp_path, ref("base")).digest == first
+    assert FolderCatalog(tmp_path).resolve(ref("base")).digest == first
 
 
 def test_what_cannot_be_tagged_or_removed_is_refused(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_removing_a_name_keeps_others_and_the_bytes(tmp_path: Path) -> None:
     assert whole(tmp_path) == ["base:1"]
     assert edit.remove(tmp_path, ref("base:1")) == digest
     assert not (tmp_path / "names/base").exists()
-    assert resolve(tmp_path, ref(f"base@{digest}")).digest == digest
+    assert FolderCatalog(tmp_path).resolve(ref(f"base@{digest}")).digest == digest
 
 
 def test_a_name_without_digest_can_be_removed(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_name_that_is_a_link_keeps_its_image(tmp_path: Path) -> None:
     path.symlink_to("../../elsewhere")
     path.with_name("broken").symlink_to("nothing")
     assert edit.collect(tmp_path, 0).removed == ()
-    assert resolve(tmp_path, ref("base")).digest == digest
+    assert FolderCatalog(tmp_path).resolve(ref("base")).digest == digest
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:

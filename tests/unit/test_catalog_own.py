@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.catalog import Owner, own_folder, read_signed_for, resolve_for
+from vhpc_slurm.catalog import Owner, catalog_for, own_catalog, resolve_for
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
@@ -59,7 +59,7 @@ def test_without_the_sites_permission_there_are_no_own_images() -> None:
 @pytest.mark.parametrize("user", ["..", ".", "a/b", "../root", "", "a\nb", "-x"])
 def test_a_user_name_cannot_lead_elsewhere(user: str) -> None:
     with pytest.raises(UserError, match="cannot have an image catalogue"):
-        own_folder("/home/{user}/images", user)
+        own_catalog(Images(user_catalog="/home/{user}/images"), user)
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_hard_link_shows_nothing_of_its_owner(folder: Path, path: str) -> None
     found.hardlink_to(theirs)
     before = theirs.stat()
     with pytest.raises(UserError, match=f"{re.escape(path)} does not belong to alice") as caught:
-        read_signed_for(images, resolve_for(images, image.ref, ME), ME)
+        catalog_for(images, ME).read_signed(resolve_for(images, image.ref, ME))
     assert "secret" not in caught.value.line()
     after = theirs.stat()
     assert (after.st_uid, after.st_mode, after.st_mtime) == (65534, before.st_mode, before.st_mtime)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from site_catalog import publish, whole
 
-from vhpc_slurm.catalog import read_manifest
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import save
@@ -76,7 +76,8 @@ def test_a_saved_image_is_its_parent_with_other_files(site: Site, capsys: pytest
     assert site.read == b"a tar\n"
     said = json.loads(capsys.readouterr().out)
     assert (said["image"], said["parent"], said["changed"]) == ("own/mine:latest", site.digest, True)
-    found, parent = read_manifest(site.own, said["digest"]), read_manifest(site.catalog, site.digest)
+    found = FolderCatalog(site.own).read_manifest(said["digest"])
+    parent = FolderCatalog(site.catalog).read_manifest(site.digest)
     assert isinstance(found, Manifest)
     assert isinstance(parent, Manifest)
     assert (found.kernel, found.initrd, found.drivers) == (parent.kernel, parent.initrd, parent.drivers)
@@ -103,7 +104,7 @@ def test_an_image_of_the_users_own_can_be_the_parent(site: Site, capsys: pytest.
     first = json.loads(capsys.readouterr().out)["digest"]
     site.name = f"own/mine:latest@{first}"
     site.run("own/again")
-    found = read_manifest(site.own, json.loads(capsys.readouterr().out)["digest"])
+    found = FolderCatalog(site.own).read_manifest(json.loads(capsys.readouterr().out)["digest"])
     assert isinstance(found, Manifest)
     assert found.provenance.parent == first
 

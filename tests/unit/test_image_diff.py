@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from site_catalog import BASE, publish
 
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images.diff import diff
 from vhpc_slurm.config import Config
@@ -59,7 +59,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def side(catalog: Path, name: str) -> Side:
-    return Side(resolve(catalog, ImageRef(name)), catalog)
+    return Side(FolderCatalog(catalog).resolve(ImageRef(name)), FolderCatalog(catalog))
 
 
 def compared(

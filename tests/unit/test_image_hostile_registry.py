@@ -33,7 +33,7 @@ from served_registry import (
 )
 from site_catalog import BASE, publish, whole
 
-from vhpc_slurm.catalog import edit, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.pull import Pulled, pull
@@ -345,17 +345,19 @@ def test_a_registry_that_refuses_a_push(case: Case, name: str, tmp_path: Path) -
     where, answer, says = PUSH_ANSWERS[name]
     publish(tmp_path / "site", "base", b"a root")
     case.registry.answers[where] = answer
-    image, images = resolve(tmp_path / "site", ImageRef("base")), Images(import_timeout_s=limit(answer))
+    catalog, images = FolderCatalog(tmp_path / "site"), Images(import_timeout_s=limit(answer))
+    image = catalog.resolve(ImageRef("base"))
     with pytest.raises(UserError, match=says) as failed:
-        push(images, image, tmp_path / "site", f"docker://{case.registry.address}/vm:2", lambda _line: None)
+        push(images, image, catalog, f"docker://{case.registry.address}/vm:2", lambda _line: None)
     assert "\n" not in failed.value.line()
 
 
 def test_an_image_is_pushed_to_the_registry_of_these_tests(case: Case, tmp_path: Path) -> None:
     digest = publish(tmp_path / "site", "base", b"a root")
-    image = resolve(tmp_path / "site", ImageRef("base"))
+    catalog = FolderCatalog(tmp_path / "site")
+    image = catalog.resolve(ImageRef("base"))
     text = f"docker://{case.registry.address}/vm:2"
-    done = push(Images(), image, tmp_path / "site", text, lambda _line: None)
+    done = push(Images(), image, catalog, text, lambda _line: None)
     assert done.registry_digest in case.registry.manifests
     assert digest in case.registry.blobs
     assert case.pull("vm:2").digest == digest

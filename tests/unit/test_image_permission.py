@@ -18,7 +18,7 @@ import site_catalog
 from boot_rig import USER, BootRig, boot_layout, prepared, run
 from stepd import needs_root
 
-from vhpc_slurm.catalog import edit, read_signed, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
@@ -60,7 +60,7 @@ class Site:
 
     def sign(self, name: str, catalog: Path | None = None) -> None:
         catalog = catalog or self.catalog
-        manifest = read_signed(catalog, self.image).manifest
+        manifest = FolderCatalog(catalog).read_signed(self.image).manifest
         made = keygen("-Y", "sign", "-q", "-n", "vhpc-image", "-f", str(self.key(name)), stdin=manifest)
         edit.add_signature(catalog, self.image, made)
 
@@ -93,7 +93,7 @@ def site(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     folder.chmod(0o755)
     found = Site(folder, prepared(layout, monkeypatch))
     site_catalog.publish(found.catalog, "base", b"root")
-    found.asks(resolve(found.catalog, ImageRef("base")))
+    found.asks(FolderCatalog(found.catalog).resolve(ImageRef("base")))
     public = found.key("ops").with_suffix(".pub").read_text()
     (folder / "allowed_signers").write_text(f"ops@hpc.example {public}")
     yield found
@@ -175,10 +175,10 @@ def test_a_name_that_means_another_image_is_no_permission(site: Site) -> None:
     """As if vhpcd said that ``base`` was the image of which nobody has heard."""
     site.rules(NAMED)
     other = site_catalog.publish(site.catalog, "other", b"another root")
-    site.asks(replace(resolve(site.catalog, ImageRef("other")), ref=ImageRef("base")))
+    site.asks(replace(FolderCatalog(site.catalog).resolve(ImageRef("other")), ref=ImageRef("base")))
     with pytest.raises(FabricError, match=f"image base:latest is not {other}"):
         site.check()
-    site.asks(resolve(site.catalog, ImageRef("base", digest=other)))
+    site.asks(FolderCatalog(site.catalog).resolve(ImageRef("base", digest=other)))
     assert "'base only' does not permit image base:latest@sha256:" in site.refusal()
     edit.tag(site.catalog, ImageRef("other"), ImageRef("base", "2"))
     site.check()
@@ -279,7 +279,7 @@ def test_bytes_swapped_within_a_copy_are_not_staged(
     site_catalog.publish(own, "base", b"x" * size)
     for path in own.rglob("*"):
         os.chown(path, USER.uid, USER.gid)
-    site.asks(replace(resolve(own, ImageRef("base")), ref=ImageRef("base", own=True)))
+    site.asks(replace(FolderCatalog(own).resolve(ImageRef("base")), ref=ImageRef("base", own=True)))
     blob = site.image.manifest.root
     path = own / "blobs/sha256" / blob.sha256
     monkeypatch.setattr(images, "CHECK_S", 0.0)

@@ -19,7 +19,7 @@ from kill_rig import kills
 from registry import Registry, registry
 from site_catalog import publish, whole
 
-from vhpc_slurm.catalog import edit, read_signed, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images.registry import pull as pull_verb
@@ -74,7 +74,8 @@ class Site:
         return f"docker://{self.server.address}/team/{name}"
 
     def push(self, name: str = "vm:1") -> Pushed:
-        return push(self.images, resolve(self.catalog, ImageRef("base")), self.catalog, self.at(name), print)
+        catalog = FolderCatalog(self.catalog)
+        return push(self.images, catalog.resolve(ImageRef("base")), catalog, self.at(name), print)
 
     def pull(self, name: str = "vm:1", target: str = "mine", catalog: Path | None = None) -> Pulled:
         return pull(self.images, self.at(name), ImageRef.parse(target), catalog or self.other, print)
@@ -99,11 +100,17 @@ def signature(folder: Path, manifest: bytes, name: str) -> bytes:
     return subprocess.run(command, input=manifest, check=True, capture_output=True).stdout
 
 
+def signatures_in(folder: Path, name: str = "mine") -> bytes:
+    catalog = FolderCatalog(folder)
+    return catalog.read_signed(catalog.resolve(ImageRef(name))).signatures
+
+
 @pytest.mark.promise("registry.digest")
 def test_an_image_comes_back_with_its_digest(site: Site) -> None:
     pushed = site.push()
     pulled = site.pull()
-    assert pulled.digest == pushed.digest == site.digest == resolve(site.other, ImageRef("mine")).digest
+    found = FolderCatalog(site.other).resolve(ImageRef("mine"))
+    assert pulled.digest == pushed.digest == site.digest == found.digest
     assert pulled.registry_digest == pushed.registry_digest
     assert whole(site.other) == ["mine:latest"]
     assert pulled.fetched == pushed.size == len(ROOT) + len(b"kernel") + len(b"initrd")
@@ -145,15 +152,15 @@ def test_the_registry_has_an_artifact_of_our_types(site: Site) -> None:
 
 @pytest.mark.promise("registry.digest")
 def test_signatures_travel_and_are_not_doubled(site: Site) -> None:
-    image = resolve(site.catalog, ImageRef("base"))
+    image = FolderCatalog(site.catalog).resolve(ImageRef("base"))
     both = []
     for name in ("ops", "eve"):
-        both.append(signature(site.top, read_signed(site.catalog, image).manifest, name))
+        both.append(signature(site.top, FolderCatalog(site.catalog).read_signed(image).manifest, name))
         edit.add_signature(site.catalog, image, both[-1])
     assert site.push("signed:1").signatures == 2
     assert site.pull("signed:1").signatures == 2
     assert site.pull("signed:1").changed is False
-    assert read_signed(site.other, resolve(site.other, ImageRef("mine"))).signatures == b"".join(both)
+    assert signatures_in(site.other) == b"".join(both)
 
 
 def test_a_digest_pins_what_is_pulled(site: Site) -> None:
@@ -205,13 +212,13 @@ def test_a_job_s_source_may_be_a_vhpc_image(site: Site) -> None:
     assert lines[-1] == f"{source} is own/{name}:latest now"
     assert image_of(site.images, source, site.other, lines.append) == f"own/{name}:latest@{site.digest}"
     assert lines[-1] == f"{source} is own/{name}:latest already"
-    image = resolve(site.catalog, ImageRef("base"))
+    image = FolderCatalog(site.catalog).resolve(ImageRef("base"))
     edit.add_signature(
-        site.catalog, image, signature(site.top, read_signed(site.catalog, image).manifest, "k")
+        site.catalog, image, signature(site.top, FolderCatalog(site.catalog).read_signed(image).manifest, "k")
     )
     site.push("job:1")
     image_of(site.images, source, site.other, lines.append)
-    assert read_signed(site.other, resolve(site.other, ImageRef(name))).signatures.count(b"BEGIN SSH") == 1
+    assert signatures_in(site.other, name).count(b"BEGIN SSH") == 1
 
 
 class KilledError(Exception):
@@ -219,8 +226,8 @@ class KilledError(Exception):
 
 
 def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = resolve(site.catalog, ImageRef("base"))
-    made = signature(site.top, read_signed(site.catalog, image).manifest, "ops")
+    image = FolderCatalog(site.catalog).resolve(ImageRef("base"))
+    made = signature(site.top, FolderCatalog(site.catalog).read_signed(image).manifest, "ops")
     edit.add_signature(site.catalog, image, made)
     site.push("killed:1")
     real, left, kills = Path.replace, [0], 0
@@ -245,7 +252,7 @@ def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytes
             assert [path for path in own.rglob("*") if path.is_file() and path.name[0] != "."] == []
             site.pull("killed:1", catalog=own)
         assert whole(own) == ["mine:latest"]
-        assert read_signed(own, resolve(own, ImageRef("mine"))).signatures == made
+        assert signatures_in(own) == made
         if left[0] > 0:
             break
     assert kills == len(("kernel", "initrd", "root", "manifest", "signatures", "name"))
@@ -295,8 +302,9 @@ def test_a_sigkill_at_any_step_of_a_pull_leaves_whole_images(
     ],
 )
 def test_a_bad_reference_is_refused_at_once(site: Site, reference: str, says: str) -> None:
+    catalog = FolderCatalog(site.catalog)
     with pytest.raises(UserError, match=says):
-        push(site.images, resolve(site.catalog, ImageRef("base")), site.catalog, reference, print)
+        push(site.images, catalog.resolve(ImageRef("base")), catalog, reference, print)
 
 
 def test_without_a_password_nothing_is_pushed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

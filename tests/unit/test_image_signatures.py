@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from site_catalog import publish
 
-from vhpc_slurm.catalog import edit, read_signed, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
@@ -38,11 +38,11 @@ class Site:
 
     @property
     def image(self) -> ImageIdentity:
-        return resolve(self.catalog, ImageRef("base"))
+        return FolderCatalog(self.catalog).resolve(ImageRef("base"))
 
     @property
     def manifest(self) -> bytes:
-        return read_signed(self.catalog, self.image).manifest
+        return FolderCatalog(self.catalog).read_signed(self.image).manifest
 
     def key(self, name: str) -> Path:
         path = self.folder / name
@@ -61,7 +61,7 @@ class Site:
             edit.add_signature(self.catalog, self.image, one)
 
     def signers(self) -> signatures.Signers:
-        return signatures.check(self.images, read_signed(self.catalog, self.image))
+        return signatures.check(self.images, FolderCatalog(self.catalog).read_signed(self.image))
 
     def config(self, *rules: Rule) -> Config:
         return Config(images=self.images, policy=rules)
@@ -147,7 +147,7 @@ def test_a_revoked_key_does_not_count(site: Site) -> None:
         (site.key("ops").with_suffix(".pub").read_text(), ()),
     ):
         revoked.write_text(lines)
-        found = signatures.check(images, read_signed(site.catalog, site.image))
+        found = signatures.check(images, FolderCatalog(site.catalog).read_signed(site.image))
         assert found.principals == expected
     assert "revoked" in found.refused
 
@@ -178,7 +178,7 @@ def test_without_the_sites_files_nothing_counts_as_checked(site: Site) -> None:
         msgspec.structs.replace(site.images, revoked_signers=str(site.folder / "no")),
     ):
         with pytest.raises(FabricError, match="no: it does not exist"):
-            signatures.check(images, read_signed(site.catalog, site.image))
+            signatures.check(images, FolderCatalog(site.catalog).read_signed(site.image))
 
 
 def test_a_host_without_ssh_keygen_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +268,8 @@ def test_signatures_of_own_images_are_read_with_care(site: Site) -> None:
     config = msgspec.structs.replace(site.config(OPS), images=images)
     refused = look_up(config, request("own/base"))
     assert isinstance(refused, UserError)
-    image = resolve(own, ImageRef("base"))
-    made = signed(site.key("ops"), read_signed(own, image).manifest)
+    image = FolderCatalog(own).resolve(ImageRef("base"))
+    made = signed(site.key("ops"), FolderCatalog(own).read_signed(image).manifest)
     edit.add_signature(own, image, made)
     assert look_up(config, request("own/base")) == ImageIdentity(
         ImageRef("base", own=True), image.digest, image.manifest

@@ -28,7 +28,7 @@ from peers_rig import finish
 from stepd import needs_root
 
 from pace import limit
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.errors import FabricError
@@ -151,7 +151,7 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
     (site.folder / "vhpc.toml").write_text(
         f'[images]\ncatalog = "{site.folder}/catalog"\nstore = "{layout.config.images.store}"\n'
     )
-    image = resolve(site.folder / "catalog", ImageRef.parse("base"))
+    image = FolderCatalog(site.folder / "catalog").resolve(ImageRef.parse("base"))
     pins.pin(layout, image, GENERATION)
     copying = images.stage(layout, image)
     next(copying)

@@ -15,7 +15,7 @@ from containers import Layout, tar
 from controller_lab import wait_for
 from site_catalog import publish
 
-from vhpc_slurm.catalog import read_manifest, resolve
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images import imports as verbs
@@ -69,7 +69,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_equal_content_is_imported_once(site: Site) -> None:
     name = name_for(Source.parse(ARCHIVE))
     image = site.image()
-    assert image == f"own/{name}:latest@{resolve(site.own, ImageRef(name)).digest}"
+    assert image == f"own/{name}:latest@{FolderCatalog(site.own).resolve(ImageRef(name)).digest}"
     assert site.lines[-1] == f"{ARCHIVE} is own/{name}:latest now"
     assert site.image() == image
     assert site.lines[-1] == f"{ARCHIVE} is own/{name}:latest already"
@@ -114,7 +114,7 @@ def test_an_image_of_a_registry_is_pinned_by_its_digest(site: Site) -> None:
     image = site.image("docker://r.example:5000/team/box:1")
     (source,) = site.imported
     assert source.pinned == f"r.example:5000/team/box@{FIRST}"
-    manifest = read_manifest(site.own, image.partition("@")[2])
+    manifest = FolderCatalog(site.own).read_manifest(image.partition("@")[2])
     assert isinstance(manifest, Manifest)
     assert manifest.labels["vhpc/registry-digest"] == FIRST
     assert manifest.provenance.source == "docker://r.example:5000/team/box:1"
@@ -195,7 +195,7 @@ def test_names_are_readable_and_differ() -> None:
 def test_the_command_prints_the_image(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verbs, "own_folder", lambda *_: site.own)
+    monkeypatch.setattr(verbs, "own_catalog", lambda *_: FolderCatalog(site.own))
     monkeypatch.setattr(options, "config", lambda: Config(images=site.images))
     assert verbs.resolve(ARCHIVE) == 0
     plain = capsys.readouterr()

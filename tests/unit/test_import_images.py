@@ -16,7 +16,7 @@ import pytest
 from site_catalog import publish, whole
 
 from vhpc_slurm.bootfiles import newc
-from vhpc_slurm.catalog import edit, read_manifest, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
@@ -66,6 +66,10 @@ class Site:
         ref = ImageRef.parse(name)
         return import_image(images, source, ref, self.own, changes.pop("kernel", ""), lambda _: None)
 
+    def manifest(self) -> Manifest:
+        image = FolderCatalog(self.own).resolve(ImageRef.parse("mine"))
+        return FolderCatalog(self.own).read_manifest(image.digest)
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
@@ -76,13 +80,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def test_an_import_has_the_sites_kernel_and_the_sources_root(site: Site) -> None:
     done = site.run("mine:v1")
-    image = resolve(site.own, ImageRef.parse("mine:v1"))
+    image = FolderCatalog(site.own).resolve(ImageRef.parse("mine:v1"))
     assert (done.image, done.digest, done.source_digest) == ("mine:v1", image.digest, DIGEST)
     assert (done.changed, done.special, done.size) == (True, 2, 8)
     assert image.manifest.kernel.sha256 == hashlib.sha256(b"kernel").hexdigest()
     assert image.manifest.root.sha256 == hashlib.sha256(b"new root").hexdigest()
     assert whole(site.own) == ["mine:v1"]
-    manifest = read_manifest(site.own, image.digest)
+    manifest = FolderCatalog(site.own).read_manifest(image.digest)
     assert isinstance(manifest, Manifest)
     assert manifest.process.entrypoint == ("/bin/sh", "-c")
     assert manifest.process.environment == {"A": "b"}
@@ -111,7 +115,7 @@ def test_an_image_of_a_registry_is_fetched_and_named(site: Site, monkeypatch: py
     monkeypatch.setattr(imports, "run_worker", worker)
     site.run(source="docker://host/a:1")
     assert seen == [f"host/a@sha256:{'7' * 64}", "docker://host/a:1", "fetched", True]
-    manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
+    manifest = site.manifest()
     assert isinstance(manifest, Manifest)
     assert manifest.provenance.source == "docker://host/a:1"
 
@@ -265,13 +269,13 @@ def test_a_source_with_its_own_kernel_gives_all_parts(site: Site) -> None:
         "own": {"init": "/usr/lib/systemd/systemd", "drivers": {"nvidia": "570.1"}, "verity": True}
     }
     site.run()
-    image = resolve(site.own, ImageRef.parse("mine"))
+    image = FolderCatalog(site.own).resolve(ImageRef.parse("mine"))
     assert image.manifest.kernel.sha256 == hashlib.sha256(b"own").hexdigest()
     assert image.manifest.initrd.sha256 == hashlib.sha256(b"rd").hexdigest()
     assert image.manifest.init == "/usr/lib/systemd/systemd"
     assert image.manifest.driver_versions == (("nvidia", "570.1"),)
     assert image.manifest.min_memory_mib >= 512
-    manifest = read_manifest(site.own, image.digest)
+    manifest = FolderCatalog(site.own).read_manifest(image.digest)
     assert isinstance(manifest, Manifest)
     assert manifest.kernel.media_type == "application/vnd.vhpc.kernel.bzimage"
     assert whole(site.own) == ["mine:latest"]
@@ -287,7 +291,7 @@ def coreutils_list(data: bytes) -> bytes:
 def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None:
     data = b"chunk" * 2_000_000
     site.root = lambda path: path.write_bytes(data)
-    image = resolve(site.own, ImageRef.parse(site.run().image))
+    image = FolderCatalog(site.own).resolve(ImageRef.parse(site.run().image))
     root, expected = image.manifest.root, coreutils_list(data)
     assert (root.chunks, root.chunk_size) == (hashlib.sha256(expected).hexdigest(), 4194304)
     listed = site.own / "blobs/sha256" / root.chunks
@@ -296,7 +300,8 @@ def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None
     assert len(expected) == 3 * 32
     site.root = lambda path: path.write_bytes(b"small")
     assert site.run().changed
-    assert resolve(site.own, ImageRef.parse("mine")).manifest.root.chunks == "", "one chunk needs no list"
+    image = FolderCatalog(site.own).resolve(ImageRef.parse("mine"))
+    assert image.manifest.root.chunks == "", "one chunk needs no list"
     edit.collect(site.own, 0)
     assert not listed.exists()
 
@@ -317,7 +322,7 @@ def test_an_import_keeps_the_drivers_that_the_sites_initrd_loads(site: Site) -> 
     (site.catalog / f"manifests/sha256/{digest}.json").write_bytes(text)
     name.write_text(f"sha256:{digest}\n")
     site.run()
-    image = resolve(site.own, ImageRef.parse("mine"))
+    image = FolderCatalog(site.own).resolve(ImageRef.parse("mine"))
     assert image.manifest.driver_versions == (("nvidia", "570.86.15"), ("nvidia_uvm", "570.86.15"))
 
 
@@ -325,7 +330,7 @@ def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
     site.result = GOOD | {"labels": {"org.opencontainers.image.version": "1.2", "a": "container"}}
     ref, source = ImageRef.parse("mine"), Source.parse(str(site.source))
     import_image(site.images, source, ref, site.own, "", lambda _: None, {"a": "user", "team/owner": "x"})
-    manifest = read_manifest(site.own, resolve(site.own, ref).digest)
+    manifest = site.manifest()
     assert isinstance(manifest, Manifest)
     assert manifest.labels == {
         "org.opencontainers.image.version": "1.2",
@@ -347,7 +352,7 @@ def test_what_is_no_label_is_refused_before_anything_is_read(
 @pytest.mark.promise("import.container")
 def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def created() -> str:
-        manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
+        manifest = site.manifest()
         assert isinstance(manifest, Manifest)
         return manifest.provenance.created
 

@@ -22,7 +22,7 @@ from kill_rig import kills
 from site_catalog import publish, whole
 
 from pace import limit
-from vhpc_slurm.catalog import edit, resolve
+from vhpc_slurm.catalog import FolderCatalog, edit
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
@@ -55,7 +55,8 @@ def imported(site: Site, name: str) -> Callable[[], object]:
 
 
 def saved(site: Site, name: str) -> Callable[[], object]:
-    parent = parent_of(site.own, resolve(site.own, ImageRef("before")))
+    own = FolderCatalog(site.own)
+    parent = parent_of(own, own.resolve(ImageRef("before")))
 
     def files(tar: Path) -> None:
         tar.write_bytes(b"files of a guest")

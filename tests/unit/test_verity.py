@@ -19,8 +19,8 @@ from site_catalog import publish
 
 from vhpc_slurm.bootfiles import verity
 from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.catalog import manifest as manifests
-from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_manifest, decode_whole, tree_size
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.images.listing import show
@@ -267,7 +267,7 @@ class Site:
 
     def save(self) -> Manifest:
         base = imports.kernel_of_site(self.images, "")
-        parent = Parent(base.image, base.manifest, self.catalog)
+        parent = Parent(base.image, base.manifest, FolderCatalog(self.catalog))
         done = save_files(
             *(self.images, lambda path: path.write_bytes(b"a tar"), parent, "job 7"),
             *(ImageRef("saved"), self.own, self.said.append),
@@ -275,7 +275,7 @@ class Site:
         return self.read(done.digest)
 
     def read(self, digest: str) -> Manifest:
-        found = read_manifest(self.own, digest)
+        found = FolderCatalog(self.own).read_manifest(digest)
         assert isinstance(found, Manifest)
         return found
 
@@ -297,7 +297,7 @@ def test_new_images_have_their_own_tree(tmp_path: Path, monkeypatch: pytest.Monk
         assert made.verity
         assert made.verity.root_hash == "ab" * 32
     assert [request["verity"] for request in site.asked] == [True, True]
-    image = resolve(site.own, ImageRef.parse("mine"))
+    image = FolderCatalog(site.own).resolve(ImageRef.parse("mine"))
     assert image.manifest.cmdline.endswith(f" vhpc.verity=130:{'ab' * 32}")
 
 

@@ -1,65 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: what a manifest may say, and the folders in which images are published.
+"""Images: what a manifest may say, and the catalogues in which images are published.
 
 Decides what a name means now and whether a manifest is acceptable. Starts nothing,
-knows neither nodes nor jobs. ``manifest`` has the format and touches no file;
-``folder`` reads catalogues, ``own`` those of users, ``edit`` changes them. Used by vhpcd
-(names to digests), by nodes (through the lease) and by the ``vhpc`` command.
+knows neither nodes nor jobs. ``manifest`` has the format and touches no file; ``port`` is what
+readers ask, ``folder`` and ``own`` implement it, ``choice`` says which one has an image; ``edit``
+and ``publish`` change folders. Used by vhpcd (names to digests), by nodes (through the lease) and
+by the ``vhpc`` command.
 """
 
 from __future__ import annotations
 
-from vhpc_slurm.catalog.folder import (
-    CatalogEntry,
-    Signed,
-    blob_path,
-    blobs,
-    chunk_list,
-    identity,
-    labels,
-    list_images,
-    load_manifest,
-    manifest_file,
-    name_file,
-    pointed_digest,
-    read_manifest,
-    read_signed,
-    refs,
-    resolve,
-    signatures_file,
-    verify_blob,
-    with_list,
-)
-from vhpc_slurm.catalog.manifest import Manifest, decode_manifest
+from vhpc_slurm.catalog.choice import catalog_for, other_names, own_catalog, resolve_for, site_catalog
+from vhpc_slurm.catalog.folder import FolderCatalog
+from vhpc_slurm.catalog.manifest import Manifest, blobs, chunk_list, decode_manifest, with_list
 from vhpc_slurm.catalog.near import UnknownImageError
-from vhpc_slurm.catalog.own import Owner, other_names, own_folder, read_signed_for, resolve_for
+from vhpc_slurm.catalog.own import Owner
+from vhpc_slurm.catalog.port import Catalog, CatalogEntry, Signed, identity
 
 __all__ = [
+    "Catalog",
     "CatalogEntry",
+    "FolderCatalog",
     "Manifest",
     "Owner",
     "Signed",
     "UnknownImageError",
-    "blob_path",
     "blobs",
+    "catalog_for",
     "chunk_list",
     "decode_manifest",
     "identity",
-    "labels",
-    "list_images",
-    "load_manifest",
-    "manifest_file",
-    "name_file",
     "other_names",
-    "own_folder",
-    "pointed_digest",
-    "read_manifest",
-    "read_signed",
-    "read_signed_for",
-    "refs",
-    "resolve",
+    "own_catalog",
     "resolve_for",
-    "signatures_file",
-    "verify_blob",
+    "site_catalog",
     "with_list",
 ]

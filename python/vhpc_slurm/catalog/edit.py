@@ -19,17 +19,8 @@ from pathlib import Path
 
 from vhpc_slurm import files
 from vhpc_slurm.catalog.changes import changing, check_new_name, left_folders, locked, make_folder, place
-from vhpc_slurm.catalog.folder import (
-    SIGNATURES_SIZE,
-    load_manifest,
-    name_file,
-    pointed_digest,
-    read_signed,
-    refs,
-    resolve,
-    signatures_file,
-    with_list,
-)
+from vhpc_slurm.catalog.folder import SIGNATURES_SIZE, FolderCatalog
+from vhpc_slurm.catalog.manifest import with_list
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
@@ -76,8 +67,8 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
     """
     check_new_name(target, "NAME[:TAG]")
     with locked(catalog):
-        image = resolve(catalog, source)
-        path = name_file(catalog, target)
+        image = FolderCatalog(catalog).resolve(source)
+        path = FolderCatalog(catalog).name_file(target)
         with changing(catalog):
             make_folder(path.parent)
             place(path, f"{image.digest}\n".encode())
@@ -94,10 +85,11 @@ def remove(catalog: Path, ref: ImageRef) -> str:
     """
     if ref.digest:
         raise UserError(f"{ref} is not a name", "it has a digest", "write NAME[:TAG]")
-    path = name_file(catalog, ref)
+    folder = FolderCatalog(catalog)
+    path = folder.name_file(ref)
     with locked(catalog), changing(catalog):
         try:
-            digest = pointed_digest(path)
+            digest = folder.pointed(ref)
             path.unlink()
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls") from None
@@ -120,7 +112,8 @@ def add_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool
 
 def append_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool:
     """``add_signature`` for a caller that holds the catalogue's lock."""
-    before = read_signed(catalog, image).signatures
+    folder = FolderCatalog(catalog)
+    before = folder.read_signed(image).signatures
     if signature in before:
         return False
     if len(before) + len(signature) > SIGNATURES_SIZE:
@@ -129,7 +122,7 @@ def append_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> b
             f"they may have {SIGNATURES_SIZE} bytes together",
             "ask the catalogue's owner to remove some",
         )
-    path = signatures_file(catalog, image.digest)
+    path = folder.signatures_file(image.digest)
     with changing(catalog):
         make_folder(path.parent)
         place(path, before + signature)
@@ -161,7 +154,7 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
             if left_s is not None:
                 waiting.append((digest, left_s))
             try:
-                needed.update(blob.sha256 for blob in with_list(load_manifest(catalog, digest)))
+                needed.update(blob.sha256 for blob in with_list(FolderCatalog(catalog).load_manifest(digest)))
             except UserError as err:
                 broken.append(err.line())
         if not broken:
@@ -198,11 +191,11 @@ def _time_left(catalog: Path, digest: str, named: set[str], keep_s: float, *, dr
 
 def _named(catalog: Path) -> set[str]:
     """Digests to which names point."""
-    found = set()
-    for ref in refs(catalog):
+    found, folder = set(), FolderCatalog(catalog)
+    for ref in folder.refs():
         # a name that is a link to nothing, or a folder, points to no image
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            found.add(pointed_digest(name_file(catalog, ref)))
+            found.add(folder.pointed(ref))
     return found
 
 

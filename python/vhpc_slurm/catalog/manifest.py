@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from vhpc_slurm import chunks
 from vhpc_slurm.model import Blob, ImageManifest
 
 SCHEMA = 1
@@ -333,3 +334,21 @@ def _sets(manifest: Manifest, parameter: str) -> bool:
     """Whether an image's kernel parameters have this one; with any value, if it can have only one."""
     name = parameter if parameter.startswith("systemd.mask=") else parameter.partition("=")[0] + "="
     return any(word.startswith(name) for word in manifest.cmdline.split())
+
+
+def blobs(manifest: ImageManifest) -> tuple[Blob, Blob, Blob]:
+    """Kernel, initrd and root."""
+    return manifest.kernel, manifest.initrd, manifest.root
+
+
+def chunk_list(blob: Blob) -> Blob | None:
+    """The chunk list of a blob, itself a blob of the catalogue; None if it has none."""
+    if not blob.chunks:
+        return None
+    return Blob(f"chunk list of {blob.file}", blob.chunks, chunks.list_size(blob.size, blob.chunk_size))
+
+
+def with_list(manifest: ImageManifest) -> tuple[Blob, ...]:
+    """Kernel, initrd, root, and the chunk list of the root, if it has one."""
+    found = chunk_list(manifest.root)
+    return (*blobs(manifest), *([found] if found else ()))

@@ -16,17 +16,9 @@ import msgspec
 from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
 from vhpc_slurm.catalog.edit import append_signature
-from vhpc_slurm.catalog.folder import (
-    CHUNK,
-    blob_path,
-    identity,
-    name_file,
-    pointed_digest,
-    read_manifest,
-    verify_blob,
-    with_list,
-)
-from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole
+from vhpc_slurm.catalog.folder import CHUNK, FolderCatalog
+from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole, with_list
+from vhpc_slurm.catalog.port import Catalog, identity
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 
@@ -155,7 +147,7 @@ def publish_bytes(
 def has_blob(catalog: Path, blob: Blob) -> bool:
     """Whether a catalogue has a file of a blob's name and size; its bytes are not read."""
     try:
-        return blob_path(catalog, blob).stat().st_size == blob.size
+        return FolderCatalog(catalog).blob_path(blob).stat().st_size == blob.size
     except OSError:
         return False
 
@@ -178,26 +170,26 @@ def _move(catalog: Path, new: dict[str, Path]) -> None:
 
 
 def _place_manifest(catalog: Path, digest: str, raw: bytes) -> None:
-    place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
+    place(FolderCatalog(catalog).manifest_file(digest), raw)
 
 
 def _point(catalog: Path, ref: ImageRef, digest: str) -> None:
-    pointer = name_file(catalog, ref)
+    pointer = FolderCatalog(catalog).name_file(ref)
     make_folder(pointer.parent)
     place(pointer, f"{digest}\n".encode())
 
 
-def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
+def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
     """Copy a blob of another catalogue to a file; False if this catalogue has it.
 
     Raises:
         UserError: the source is missing, or its bytes are not the blob's.
     """
     try:
-        verify_blob(catalog, blob, blob.file)
+        FolderCatalog(catalog).verify_blob(blob, blob.file)
     except VhpcError:
         with changing(catalog):
-            files.copy(blob_path(source, blob), target)
+            files.copy(source.blob_path(blob), target)
         found = digest_of(target)
         if (found.sha256, found.size) != (blob.sha256, blob.size):
             why = f"its {blob.file} is sha256:{found.sha256} instead of sha256:{blob.sha256}"
@@ -210,7 +202,7 @@ def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
     """Digest and manifest of the image under a name; None if there is none, or it is broken."""
     digest = _pointed(catalog, ref)
     try:
-        found = read_manifest(catalog, digest) if digest else None
+        found = FolderCatalog(catalog).read_manifest(digest) if digest else None
     except VhpcError:
         return None
     return (digest, found) if found else None
@@ -219,7 +211,7 @@ def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
 def _pointed(catalog: Path, ref: ImageRef) -> str:
     """The digest that a name points to; empty if the catalogue has no such name."""
     try:
-        return pointed_digest(name_file(catalog, ref))
+        return FolderCatalog(catalog).pointed(ref)
     except OSError:
         return ""
 

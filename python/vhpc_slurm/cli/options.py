@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from vhpc_slurm.catalog import FolderCatalog
     from vhpc_slurm.config import Config
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -25,7 +26,7 @@ Labels = Annotated[
     typer.Option("--label", metavar="KEY=VALUE", help="A label of the image; again for more."),
 ]
 
-Catalog = Annotated[
+CatalogFolder = Annotated[
     Path | None,
     typer.Option(
         "--catalog", metavar="DIR", help="Another catalogue; default: images.catalog.", show_default=False
@@ -77,7 +78,7 @@ def config() -> Config:
     return load()
 
 
-def catalog(config: Config, given: Path | None, *names: str, own: bool = False) -> Path:
+def catalog(config: Config, given: Path | None, *names: str, own: bool = False) -> FolderCatalog:
     """The catalogue that an image command works on.
 
     Args:
@@ -89,7 +90,7 @@ def catalog(config: Config, given: Path | None, *names: str, own: bool = False) 
     Raises:
         UserError: names of two catalogues, or the site has no catalogues of users.
     """
-    from vhpc_slurm.catalog import own_folder
+    from vhpc_slurm.catalog import FolderCatalog, own_catalog, site_catalog
     from vhpc_slurm.cli import context
     from vhpc_slurm.errors import UserError
     from vhpc_slurm.model import ImageRef
@@ -101,5 +102,5 @@ def catalog(config: Config, given: Path | None, *names: str, own: bool = False) 
             "own/NAME is in your own catalogue, NAME in that of the site or of --catalog",
         )
     if True in kinds:
-        return own_folder(config.images.user_catalog, context.user_name())
-    return Path(config.images.catalog) if given is None else given.absolute()
+        return own_catalog(config.images, context.user_name())
+    return site_catalog(config.images) if given is None else FolderCatalog(given.absolute())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vhpc_slurm.catalog import blobs, read_manifest, resolve
+from vhpc_slurm.catalog import FolderCatalog, blobs
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.catalog.publish import has_blob, prepare
 from vhpc_slurm.config.images import Images
@@ -98,8 +98,8 @@ def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
     """The digest of the image under this name, if it was made of that content and all of it is there."""
     kernel = str(kernel_of_site(images, "").image)
     try:
-        image = resolve(catalog, ImageRef(target.name, target.tag))
-        manifest = read_manifest(catalog, image.digest)
+        image = FolderCatalog(catalog).resolve(ImageRef(target.name, target.tag))
+        manifest = FolderCatalog(catalog).read_manifest(image.digest)
     except VhpcError:
         return ""
     if not isinstance(manifest, Manifest) or manifest.labels.get(KERNEL_LABEL) != kernel:

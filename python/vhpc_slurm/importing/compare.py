@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog import blob_path, read_manifest, verify_blob
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.catalog.changes import check_owner
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
@@ -92,7 +92,7 @@ class Side:
     """One of two images, and the catalogue that has it."""
 
     image: ImageIdentity
-    catalog: Path
+    catalog: FolderCatalog
 
 
 def compare(images: Images, before: Side, after: Side, progress: Callable[[str], None]) -> Differences:
@@ -133,7 +133,7 @@ def _fields(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Field]:
 
 def _flat(side: Side) -> dict[str, Any]:
     """A manifest as keys with dots; lists are values."""
-    whole = read_manifest(side.catalog, side.image.digest, str(side.image.ref))
+    whole = side.catalog.read_manifest(side.image.digest, str(side.image.ref))
     found: dict[str, Any] = {}
 
     def add(prefix: str, value: Any) -> None:
@@ -151,9 +151,9 @@ def _flat(side: Side) -> dict[str, Any]:
 def _listed(images: Images, side: Side, progress: Callable[[str], None]) -> Iterator[Path]:
     """A file with the listing of an image's root."""
     name, root = side.image.ref.label, side.image.manifest.root
-    check_owner(side.catalog, "compare images of")
+    check_owner(side.catalog.path, "compare images of")
     progress(f"reading {name}")
-    verify_blob(side.catalog, root, str(side.image.ref), counter(progress, "checked", root.size))
+    side.catalog.verify_blob(root, str(side.image.ref), counter(progress, "checked", root.size))
     with tempfile.TemporaryDirectory(prefix="vhpc-") as folder:
         out = Path(folder)
         request = {
@@ -163,7 +163,7 @@ def _listed(images: Images, side: Side, progress: Callable[[str], None]) -> Iter
             "timeout_s": images.import_timeout_s,
             "memory": memory.room(),
         }
-        source = Source(ROOT, blob_path(side.catalog, root).resolve())
+        source = Source(ROOT, side.catalog.blob_path(root).resolve())
         try:
             run_worker(source, out, request, images.import_timeout_s, progress)
         except UserError as err:

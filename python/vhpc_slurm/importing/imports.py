@@ -17,9 +17,8 @@ import msgspec
 
 from vhpc_slurm import chunks
 from vhpc_slurm.bootfiles.verity import PACKAGE, TOOL, find_tool
-from vhpc_slurm.catalog import blob_path, blobs, resolve
+from vhpc_slurm.catalog import Catalog, blobs, site_catalog
 from vhpc_slurm.catalog.changes import check_new_name, staging
-from vhpc_slurm.catalog.folder import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest, Process
 from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
 from vhpc_slurm.config.images import Images
@@ -62,7 +61,7 @@ class Parent:
 
     image: ImageIdentity
     manifest: Manifest
-    catalog: Path
+    catalog: Catalog
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ def _place_list(raw: bytes, path: Path, new: dict[str, Path]) -> dict[str, Any]:
 
 def _boot(base: Parent) -> dict[str, Path]:
     """Files of the image of the site that the worker may need: to read a disk, and for its agent."""
-    return {blob.file: blob_path(base.catalog, blob) for blob in blobs(base.image.manifest)}
+    return {blob.file: base.catalog.blob_path(blob) for blob in blobs(base.image.manifest)}
 
 
 def _with_hash_tree(base: Parent, progress: Callable[[str], None]) -> bool:
@@ -282,14 +281,14 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     return replace(source, kind="fetched", path=fetched)
 
 
-def parent_of(catalog: Path, image: ImageIdentity) -> Parent:
+def parent_of(catalog: Catalog, image: ImageIdentity) -> Parent:
     """An image from which another is derived.
 
     Raises:
         UserError: its manifest is broken.
         FabricError: its catalogue cannot be read.
     """
-    manifest = read_manifest(catalog, image.digest, str(image.ref))
+    manifest = catalog.read_manifest(image.digest, str(image.ref))
     return Parent(image, manifest, catalog)
 
 
@@ -307,7 +306,7 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
             "the site has not chosen a kernel for imports (images.import_kernel)",
             "choose an image of the site whose kernel you want: --kernel NAME",
         )
-    site = Path(images.catalog)
+    site = site_catalog(images)
     ref = ImageRef.parse(name)
     if ref.own:
         raise UserError(
@@ -315,7 +314,7 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
             "kernels are those of the site's images",
             "see: vhpc image ls",
         )
-    return parent_of(site, resolve(site, ref))
+    return parent_of(site, site.resolve(ref))
 
 
 def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[str, Any]) -> dict[str, Any]:
@@ -347,7 +346,7 @@ def _knows_verity(own: object) -> bool:
 def _own_system(base: Parent, own: object) -> dict[str, Any]:
     """What starts in the image: the agent alone, or the system that the source brings with its kernel."""
     if not isinstance(own, dict):
-        initrd = blob_path(base.catalog, base.image.manifest.initrd)
+        initrd = base.catalog.blob_path(base.image.manifest.initrd)
         return {"init": "agent", "drivers": kept(base.manifest.drivers, initrd)}
     return {
         "init": own.get("init"),

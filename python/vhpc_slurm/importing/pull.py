@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import chunks
-from vhpc_slurm.catalog import blob_path, blobs, decode_manifest, read_signed, resolve, verify_blob
+from vhpc_slurm.catalog import FolderCatalog, blobs, decode_manifest
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.changes import check_new_name, staging
 from vhpc_slurm.catalog.manifest import InitrdBlob, KernelBlob, RootBlob, decode_whole
@@ -82,10 +82,11 @@ def pull(
 def is_whole(catalog: Path, target: ImageRef, image: Artifact) -> bool:
     """Whether a name points to this image, with files of the right sizes and with the same signatures."""
     try:
-        known = resolve(catalog, ImageRef(target.name, target.tag))
+        folder = FolderCatalog(catalog)
+        known = folder.resolve(ImageRef(target.name, target.tag))
         if known.digest != image.digest or not all(has_blob(catalog, blob) for blob in blobs(known.manifest)):
             return False
-        signatures = read_signed(catalog, known).signatures
+        signatures = folder.read_signed(known).signatures
     except VhpcError:
         return False
     return image.signatures is None or hashlib.sha256(signatures).hexdigest() == image.signatures.sha256
@@ -118,7 +119,8 @@ def take(
     if size > limit:
         why = f"it has {size >> 20} MiB, more than {limit >> 20} MiB"
         raise UserError(f"cannot pull {source}", why, "images.import_max_mib is the limit")
-    present = {blob.sha256: blob_path(catalog, blob) for blob in parts if _is_sound(catalog, blob)}
+    known = FolderCatalog(catalog)
+    present = {blob.sha256: known.blob_path(blob) for blob in parts if _is_sound(known, blob)}
     absent = {blob.sha256: blob for blob in parts if blob.sha256 not in present}
     missing = sum(blob.size for blob in absent.values())
     there = f", the catalogue has the other {(size - missing) >> 20} MiB" if present and missing else ""
@@ -148,10 +150,10 @@ def _parts(image: Artifact) -> list[tuple[str, KernelBlob | InitrdBlob | RootBlo
     return [("kernel", image.kernel), ("initrd", image.initrd), ("root", image.root)]
 
 
-def _is_sound(catalog: Path, blob: Blob) -> bool:
+def _is_sound(catalog: FolderCatalog, blob: Blob) -> bool:
     """Whether the catalogue has a blob, byte for byte."""
     try:
-        verify_blob(catalog, blob, blob.file)
+        catalog.verify_blob(blob, blob.file)
     except VhpcError:
         return False
     return True

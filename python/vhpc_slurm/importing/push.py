@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm.catalog import blob_path, blobs, read_signed, verify_blob
+from vhpc_slurm.catalog import FolderCatalog, blobs
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.changes import check_owner
 from vhpc_slurm.catalog.manifest import Manifest, decode_whole
@@ -51,13 +51,13 @@ class Pushed:
 
 
 def push(
-    images: Images, image: ImageIdentity, catalog: Path, text: str, progress: Callable[[str], None]
+    images: Images, image: ImageIdentity, catalog: FolderCatalog, text: str, progress: Callable[[str], None]
 ) -> Pushed:
     """Push an image of a catalogue.
 
     Args:
         images: the site's configuration.
-        image: the image, from ``catalog.resolve``.
+        image: the image, from ``catalog``.
         catalog: the catalogue that has it.
         text: ``docker://REGISTRY/NAME[:TAG]``.
         progress: gets a line for each step.
@@ -71,14 +71,14 @@ def push(
         hint = "write docker://REGISTRY/NAME[:TAG]"
         raise UserError(f"cannot push to {source}", "the registry computes the digest", hint)
     what = checked(source.name)
-    check_owner(catalog, "push from")
-    signed = read_signed(catalog, image)
+    check_owner(catalog.path, "push from")
+    signed = catalog.read_signed(image)
     manifest = decode_whole(signed.manifest)
     parts = blobs(image.manifest)
     progress(f"checking {image.ref.label}")
     count = counter(progress, "checked", sum(blob.size for blob in parts))
     for blob in parts:
-        verify_blob(catalog, blob, str(image.ref), count)
+        catalog.verify_blob(blob, str(image.ref), count)
     signatures = split(signed.signatures)
     kinds = [part.media_type for part in (manifest.kernel, manifest.initrd, manifest.root)]
     described = [(kind, blob.sha256, blob.size) for kind, blob in zip(kinds, parts, strict=True)]
@@ -108,14 +108,14 @@ def _notes(manifest: Manifest) -> dict[str, str]:
 
 def _upload(
     folder: Path,
-    catalog: Path,
+    catalog: FolderCatalog,
     parts: tuple[Blob, ...],
     what: str,
     timeout_s: float,
     progress: Callable[[str], None],
 ) -> None:
     """Let skopeo copy the layout in a folder, with blobs of a catalogue; errors as ``push``."""
-    shown = {f"blobs/sha256/{blob.sha256}": blob_path(catalog, blob) for blob in parts}
+    shown = {f"blobs/sha256/{blob.sha256}": catalog.blob_path(blob) for blob in parts}
     # the site's policy is for what is fetched, and may refuse folders
     command = ("copy", "--quiet", "--preserve-digests", "oci:/out", what)
     options = ("--insecure-policy",)

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from vhpc_slurm.catalog import Owner, Signed, labels, read_signed_for
+from vhpc_slurm.catalog import Catalog, Owner, Signed, catalog_for
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
@@ -37,9 +36,8 @@ def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
     if rule is None:
         return
     _check_network(config, rule, request.network)
-    owner = Owner(request.user, request.uid)
-    catalog = Path(config.images.catalog)
-    check_image(config, rule, image, catalog, lambda: read_signed_for(config.images, image, owner))
+    owner = Owner(request.user, request.uid) if image.ref.own else None
+    check_image(config, rule, image, catalog_for(config.images, owner))
 
 
 def _check_network(config: Config, rule: Rule, asked: str | None) -> None:
@@ -62,8 +60,8 @@ def check_image(
     config: Config,
     rule: Rule,
     image: ImageIdentity,
-    catalog: Path,
-    read: Callable[[], Signed],
+    catalog: Catalog,
+    signed: Signed | None = None,
     prefix: Sequence[str] = (),
 ) -> None:
     """Raise unless a rule permits an image.
@@ -72,17 +70,17 @@ def check_image(
         config: has the files with the signers.
         rule: the rule that applies.
         image: the image.
-        catalog: has its names; not read for a user's own image, whose name is what its owner says.
-        read: called where signatures count.
+        catalog: has its names, which are not read for a user's own image: its name is what its owner says.
+        signed: its manifest and signatures; None: those in ``catalog``.
         prefix: of the command that checks them (``signatures.check``).
 
     Raises:
         PolicyError, FabricError: as ``check``.
     """
-    refusal = image_refusal(rule, [image.ref.label] if image.ref.own else labels(catalog, image))
+    refusal = image_refusal(rule, [image.ref.label] if image.ref.own else catalog.labels(image))
     why = ""
     if not refusal and rule.signers:
-        found = signatures.check(config.images, read(), prefix)
+        found = signatures.check(config.images, signed or catalog.read_signed(image), prefix)
         refusal, why = signer_refusal(rule, found.principals), found.refused
     if refusal:
         refusal += f"; {why}" if why else ""

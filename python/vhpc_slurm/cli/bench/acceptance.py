@@ -21,7 +21,7 @@ from vhpc_slurm.bench.report import Report, Result, document, report
 from vhpc_slurm.bench.run import Run, rounds
 from vhpc_slurm.bench.wish import Wish, choose
 from vhpc_slurm.bench.wish import sizes as parse_sizes
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli import options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
@@ -241,9 +241,9 @@ def _run(config: Config, wish: Wish, *, folder: Path, keep: bool, svg: str | Non
 def _check(config: Config, wish: Wish) -> None:
     """What can be known before a job waits in the queue."""
     ref = ImageRef.parse(wish.image)
-    catalogue = Path(config.images.catalog)
-    if not ref.own and catalogue.is_dir():  # a login host may have no access to it; then the job says so
-        resolve(catalogue, ref)
+    catalogue = site_catalog(config.images)
+    if not ref.own and catalogue.path.is_dir():  # a login host may have no access to it; then the job says so
+        catalogue.resolve(ref)
     if wish.nodes > 1 and "job" not in config.network.allowed:
         raise UserError(
             "vhpc bench job needs --vhpc-network=job, which this site does not allow",

@@ -12,10 +12,10 @@ from typing import Annotated, NoReturn
 import typer
 
 import vhpc_slurm
-from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.catalog import FolderCatalog, own_catalog, site_catalog
 from vhpc_slurm.catalog.changes import check_new_name
 from vhpc_slurm.cli import context, options
-from vhpc_slurm.cli.options import Catalog, Json, Labels
+from vhpc_slurm.cli.options import CatalogFolder, Json, Labels
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
@@ -68,7 +68,7 @@ def build(
     agent: AnotherAgent = None,
     init: AnotherInit = None,
     label: Labels = None,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> NoReturn:
     """Build an image from a recipe: a Debian system, its kernel, and the guest agent.
@@ -141,16 +141,16 @@ def _recipe(builder: Path, recipe: str) -> Path:
     return found
 
 
-def _catalog(config: Config, name: str | None, given: Path | None) -> tuple[Path, bool]:
+def _catalog(config: Config, name: str | None, given: Path | None) -> tuple[FolderCatalog, bool]:
     """The catalogue for the image, and whether it is the user's own."""
     if name is not None or given is not None:
         where = options.catalog(config, given, *([] if name is None else [name]))
         return where, name is not None and ImageRef.parse(name).own
-    site = Path(config.images.catalog)
+    site = site_catalog(config.images)
     try:
-        is_mine = context.is_root() or site.stat().st_uid == os.geteuid()
+        is_mine = context.is_root() or site.path.stat().st_uid == os.geteuid()
     except OSError:
         is_mine = False
     if is_mine:
         return site, False
-    return own_folder(config.images.user_catalog, context.user_name()), True
+    return own_catalog(config.images, context.user_name()), True

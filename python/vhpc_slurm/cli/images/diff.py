@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli import options, output
-from vhpc_slurm.cli.options import Catalog, ImageArgument, Json
+from vhpc_slurm.cli.options import CatalogFolder, ImageArgument, Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.importing.compare import Change, Differences, Entry, Side, compare
 from vhpc_slurm.model import ImageRef
@@ -20,7 +19,7 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 def diff(
     before: ImageArgument,
     after: ImageArgument,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Show what differs between two images: their manifests, and the files of their roots.
@@ -29,7 +28,7 @@ def diff(
     """
     config = options.config()
     places = [(options.catalog(config, catalog, name), name) for name in (before, after)]
-    sides = [Side(resolve(where, ImageRef.parse(name)), where) for where, name in places]
+    sides = [Side(where.resolve(ImageRef.parse(name)), where) for where, name in places]
     found = compare(config.images, sides[0], sides[1], progress)
     if as_json:
         output.write_json(

@@ -7,17 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vhpc_slurm.catalog import edit, read_signed, refs, resolve, verify_blob, with_list
+from vhpc_slurm.catalog import FolderCatalog, edit, with_list
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import context, options, output
-from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, Own
+from vhpc_slurm.cli.options import CatalogFolder, ImageArgument, Json, Own
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.site.policy import unknown
 from vhpc_slurm.config import Config
@@ -30,12 +29,12 @@ from vhpc_slurm.progress import counter
 def tag(
     source: ImageArgument,
     target: Annotated[str, typer.Argument(metavar="[own/]NEW[:TAG]", show_default=False)],
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Let the name NEW point to an image (owner of the catalogue)."""
     where = options.catalog(options.config(), catalog, source, target)
-    image = edit.tag(where, ImageRef.parse(source), ImageRef.parse(target))
+    image = edit.tag(where.path, ImageRef.parse(source), ImageRef.parse(target))
     if as_json:
         output.write_json({"image": str(image.ref), "digest": image.digest})
     else:
@@ -45,17 +44,17 @@ def tag(
 
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="[own/]NAME[:TAG]...", show_default=False)],
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Remove names (owner of the catalogue); vhpc image gc deletes images that have lost their last one."""
     where = options.catalog(options.config(), catalog, *names)
     wanted = [ImageRef.parse(name) for name in names]
-    known = {(ref.name, ref.tag) for ref in refs(where)}
+    known = {(ref.name, ref.tag) for ref in where.refs()}
     for ref in wanted:
         if not ref.digest and (ref.name, ref.tag) not in known:
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls")
-    done = [{"image": str(ref), "digest": edit.remove(where, ref) or None} for ref in wanted]
+    done = [{"image": str(ref), "digest": edit.remove(where.path, ref) or None} for ref in wanted]
     if as_json:
         output.write_json(done)
         return 0
@@ -85,7 +84,7 @@ def verify(
         str | None, typer.Option("--qos", help="The same for jobs of a QOS.", show_default=False)
     ] = None,
     own: Own = False,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Compare all bytes of images with their digests, and show who has signed them.
@@ -100,7 +99,7 @@ def verify(
     if user or any(given is not None for given in (partition, account, qos)):
         subject = Subject(user or context.user_name(), partition, account, qos)
     wanted = [ImageRef.parse(name) for name in names or ()]
-    wanted = wanted or [replace(ref, own=own) for ref in refs(where)]
+    wanted = wanted or [replace(ref, own=own) for ref in where.refs()]
     sound: set[tuple[str, int]] = set()
     count = counter(progress, "verified", _total(where, wanted))
     results: list[dict[str, Any]] = []
@@ -109,11 +108,11 @@ def verify(
         row = {"image": str(ref)} | row
         results.append(row)
         try:
-            image = resolve(where, ref)
+            image = where.resolve(ref)
             _verify(where, image, sound, count)
             row["digest"] = image.digest
             if config.images.allowed_signers:
-                row["signers"] = signatures.check(config.images, read_signed(where, image)).principals
+                row["signers"] = signatures.check(config.images, where.read_signed(image)).principals
             if subject is not None:
                 row["rules"] = _judged(config, subject, image, where)
                 row["problem"] = _refusal(row["rules"])
@@ -132,7 +131,7 @@ def _result(row: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _judged(
-    config: Config, subject: Subject, image: ImageIdentity, catalog: Path
+    config: Config, subject: Subject, image: ImageIdentity, catalog: FolderCatalog
 ) -> list[dict[str, str | None]]:
     """What each rule that may apply says of an image; the rule None stands for none."""
     rows = []
@@ -140,7 +139,7 @@ def _judged(
         refusal = None
         try:
             if rule is not None:
-                check_image(config, rule, image, catalog, partial(read_signed, catalog, image))
+                check_image(config, rule, image, catalog)
         except UserError as err:
             refusal = err.line()
         name, condition = (None, "") if rule is None else (rule.name, unknown(rule, subject))
@@ -186,20 +185,20 @@ def sign(
             "--signature", metavar="FILE", help="A signature that was made elsewhere.", show_default=False
         ),
     ] = None,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Add a signature to an image (owner of the catalogue)."""
     if (key is None) == (signature is None):
         raise typer.BadParameter("one of --key and --signature is needed")
     where = options.catalog(options.config(), catalog, name)
-    image = resolve(where, ImageRef.parse(name))
+    image = where.resolve(ImageRef.parse(name))
     if key is not None:
-        made = signatures.sign(read_signed(where, image).manifest, key)
+        made = signatures.sign(where.read_signed(image).manifest, key)
     else:
         assert signature is not None
         made = _signature(signature)
-    added = edit.add_signature(where, image, made)
+    added = edit.add_signature(where.path, image, made)
     if as_json:
         output.write_json({"image": str(image.ref), "digest": image.digest, "added": added})
     else:
@@ -224,17 +223,17 @@ def _signature(path: Path) -> bytes:
     return parts[0]
 
 
-def _total(catalog: Path, wanted: Sequence[ImageRef]) -> int:
+def _total(catalog: FolderCatalog, wanted: Sequence[ImageRef]) -> int:
     """Bytes of all blobs of images, each once."""
     found: dict[str, int] = {}
     for ref in wanted:
         with contextlib.suppress(UserError):  # the result has the error
-            found |= {blob.sha256: blob.size for blob in with_list(resolve(catalog, ref).manifest)}
+            found |= {blob.sha256: blob.size for blob in with_list(catalog.resolve(ref).manifest)}
     return sum(found.values())
 
 
 def _verify(
-    catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]], count: Callable[[int], None]
+    catalog: FolderCatalog, image: ImageIdentity, sound: set[tuple[str, int]], count: Callable[[int], None]
 ) -> None:
     """UserError unless all blobs, also the root's chunk list, are as the manifest says.
 
@@ -242,7 +241,7 @@ def _verify(
     """
     for blob in with_list(image.manifest):
         if (blob.sha256, blob.size) not in sound:
-            verify_blob(catalog, blob, str(image.ref), count)
+            catalog.verify_blob(blob, str(image.ref), count)
             sound.add((blob.sha256, blob.size))
 
 
@@ -255,7 +254,7 @@ def gc(
         bool, typer.Option("--dry-run", help="Change nothing; show what would be deleted.")
     ] = False,
     own: Own = False,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Delete images that have had no name for some days, and their blobs (owner of the catalogue).
@@ -263,7 +262,7 @@ def gc(
     The first run that finds an image without a name starts the count of days; run it daily.
     """
     where = options.catalog(options.config(), catalog, own=own)
-    found = edit.collect(where, days * 86400.0, dry_run=dry_run)
+    found = edit.collect(where.path, days * 86400.0, dry_run=dry_run)
     freed = sum(item.size for item in found.removed)
     if as_json:
         output.write_json(

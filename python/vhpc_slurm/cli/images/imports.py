@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.catalog import own_catalog
 from vhpc_slurm.cli import context, options, output
-from vhpc_slurm.cli.options import Catalog, Json, Labels, NewImage
+from vhpc_slurm.cli.options import CatalogFolder, Json, Labels, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -24,8 +24,8 @@ from vhpc_slurm.model import ImageRef
 
 def resolve_source(config: Config, source: str) -> str:
     """The image of a source in the caller's own catalogue, imported if need be; errors as ``image_of``."""
-    catalog = own_folder(config.images.user_catalog, context.user_name())
-    return image_of(config.images, Source.parse(source), catalog, progress)
+    catalog = own_catalog(config.images, context.user_name())
+    return image_of(config.images, Source.parse(source), catalog.path, progress)
 
 
 def resolve(
@@ -78,14 +78,14 @@ def import_(
         ),
     ] = "",
     label: Labels = None,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Make an image of a container or of a file tree (owner of the catalogue)."""
     config = options.config()
     where = options.catalog(config, catalog, target)
     parsed, ref = Source.parse(source), ImageRef.parse(target)
-    found = import_image(config.images, parsed, ref, where, kernel, progress, _labels(label or ()))
+    found = import_image(config.images, parsed, ref, where.path, kernel, progress, _labels(label or ()))
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
     if as_json:

@@ -18,14 +18,10 @@ from vhpc_slurm.catalog import (
     Manifest,
     UnknownImageError,
     blobs,
-    list_images,
-    own_folder,
-    read_manifest,
-    refs,
-    resolve,
+    own_catalog,
 )
 from vhpc_slurm.cli import context, options, output
-from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, Own
+from vhpc_slurm.cli.options import CatalogFolder, ImageArgument, Json, Own
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
@@ -42,7 +38,7 @@ def ls(
         typer.Argument(metavar="NAME", help="Only the tags of this name."),
     ] = None,
     own: Own = False,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """List the images of the site; with --own, yours."""
@@ -52,11 +48,11 @@ def ls(
     wanted = None if name is None else ImageRef.parse(name).name
     found = [
         replace(entry, ref=replace(entry.ref, own=is_own))
-        for entry in list_images(where)
+        for entry in where.images()
         if wanted in (None, entry.ref.name)
     ]
     if wanted is not None and not found:
-        raise UnknownImageError(ImageRef(wanted, own=is_own), refs(where))
+        raise UnknownImageError(ImageRef(wanted, own=is_own), where.refs())
     on_node = _stored(config)
     if as_json:
         output.write_json([_entry_json(entry, on_node) for entry in found])
@@ -66,7 +62,7 @@ def ls(
         [_row(entry, on_node) for entry in found],
         right=("SIZE", "MIN MEMORY"),
     )
-    if not is_own and wanted is None and where == Path(config.images.catalog):
+    if not is_own and wanted is None and where.path == Path(config.images.catalog):
         _mention_own(config)
     return 0
 
@@ -76,7 +72,7 @@ def _mention_own(config: Config) -> None:
     count = 0
     with contextlib.suppress(VhpcError):
         if config.images.user_catalog:
-            count = sum(1 for _ in refs(own_folder(config.images.user_catalog, context.user_name())))
+            count = sum(1 for _ in own_catalog(config.images, context.user_name()).refs())
     if count:
         are = "1 image of your own is" if count == 1 else f"{count} images of your own are"
         print(f"vhpc: {are} not in this list, see: vhpc image ls --own", file=sys.stderr)
@@ -97,12 +93,12 @@ def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:
     )
 
 
-def show(name: ImageArgument, catalog: Catalog = None, as_json: Json = False) -> int:
+def show(name: ImageArgument, catalog: CatalogFolder = None, as_json: Json = False) -> int:
     """Show one image: its digest, what its manifest says, and its blobs."""
     config = options.config()
     where = options.catalog(config, catalog, name)
-    image = resolve(where, ImageRef.parse(name))
-    whole = read_manifest(where, image.digest, str(image.ref))
+    image = where.resolve(ImageRef.parse(name))
+    whole = where.read_manifest(image.digest, str(image.ref))
     on_node = _stored(config)
     if as_json:
         output.write_json(_json(image, on_node) | msgspec.to_builtins(whole))

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-from vhpc_slurm.catalog import own_folder, refs
+from vhpc_slurm.catalog import own_catalog, site_catalog
 from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
@@ -30,10 +29,9 @@ def image_names(config: Config) -> list[str]:
     A rule whose conditions depend on the job (partition, account, QOS) refuses nothing here.
     """
     user = context.user_name()
-    found = [ref.label for ref in refs(Path(config.images.catalog))]
+    found = [ref.label for ref in site_catalog(config.images).refs()]
     if config.images.user_catalog:
-        folder = own_folder(config.images.user_catalog, user)
-        found += [f"own/{ref.label}" for ref in refs(folder)]
+        found += [f"own/{ref.label}" for ref in own_catalog(config.images, user).refs()]
     rule = _rule(config.policy, user)
     return [name for name in found if rule is None or not image_refusal(rule, [name])]
 

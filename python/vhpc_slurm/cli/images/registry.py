@@ -8,9 +8,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli import options, output
-from vhpc_slurm.cli.options import Catalog, ImageArgument, Json, NewImage
+from vhpc_slurm.cli.options import CatalogFolder, ImageArgument, Json, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.importing import pull as pulling
 from vhpc_slurm.importing import push as pushing
@@ -20,13 +19,13 @@ from vhpc_slurm.model import ImageRef
 def push(
     name: ImageArgument,
     reference: Annotated[str, typer.Argument(metavar="docker://REGISTRY/NAME[:TAG]", show_default=False)],
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Put an image, with its signatures, into an OCI registry."""
     config = options.config()
     where = options.catalog(config, catalog, name)
-    done = pushing.push(config.images, resolve(where, ImageRef.parse(name)), where, reference, progress)
+    done = pushing.push(config.images, where.resolve(ImageRef.parse(name)), where, reference, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(done))
     else:
@@ -39,13 +38,13 @@ def pull(
         str, typer.Argument(metavar="docker://REGISTRY/NAME[:TAG][@DIGEST]", show_default=False)
     ],
     target: NewImage,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Get an image that vhpc image push has put into a registry (owner of the catalogue)."""
     config = options.config()
     where = options.catalog(config, catalog, target)
-    done = pulling.pull(config.images, reference, ImageRef.parse(target), where, progress)
+    done = pulling.pull(config.images, reference, ImageRef.parse(target), where.path, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(done))
     else:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from vhpc_slurm import slurm
-from vhpc_slurm.catalog import blobs, resolve
+from vhpc_slurm.catalog import blobs, site_catalog
 from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.images import peers as imagepeers
 from vhpc_slurm.cli.images import relay
@@ -168,7 +167,7 @@ def _image(config: Config, name: str, verb: str) -> ImageIdentity:
             f"vhpc image {verb} copies images of the site only",
             f"{ref.label} is an image of a user, copied with the user's rights when a job starts",
         )
-    return resolve(Path(config.images.catalog), ref)
+    return site_catalog(config.images).resolve(ref)
 
 
 def _label(image: ImageIdentity) -> str:

@@ -11,9 +11,9 @@ from typing import IO
 import msgspec
 
 from vhpc_slurm import slurm
-from vhpc_slurm.catalog import Owner, own_folder, resolve_for
+from vhpc_slurm.catalog import Owner, catalog_for, resolve_for
 from vhpc_slurm.cli import context, options, output
-from vhpc_slurm.cli.options import Catalog, JobId, Json, NewImage
+from vhpc_slurm.cli.options import CatalogFolder, JobId, Json, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -49,7 +49,7 @@ $root tar --create --file=- --format=posix --directory=/ --one-file-system --num
 def save(
     job_id: JobId,
     target: NewImage,
-    catalog: Catalog = None,
+    catalog: CatalogFolder = None,
     as_json: Json = False,
 ) -> int:
     """Make an image of the files of a running job's first guest, without those of shared folders."""
@@ -64,7 +64,7 @@ def save(
             _copy(out, tar, config.images.import_max_mib << 20, progress)
 
     source = f"saved from job {job_id}"
-    found = save_files(config.images, files, parent, source, ref, where, progress)
+    found = save_files(config.images, files, parent, source, ref, where.path, progress)
     if as_json:
         output.write_json(msgspec.to_builtins(found) | {"parent": parent.image.digest})
     else:
@@ -77,9 +77,9 @@ def _parent(config: Config, job_id: int, name: str) -> Parent:
     if not name:
         raise UserError(f"job {job_id} has no guests", "its AdminComment names no image", "see: vhpc shell")
     user = context.user_name()
-    image = resolve_for(config.images, ImageRef.parse(name), Owner(user, os.geteuid()))
-    folder = own_folder(config.images.user_catalog, user) if image.ref.own else Path(config.images.catalog)
-    return parent_of(folder, image)
+    owner = Owner(user, os.geteuid())
+    image = resolve_for(config.images, ImageRef.parse(name), owner)
+    return parent_of(catalog_for(config.images, owner if image.ref.own else None), image)
 
 
 def _copy(source: IO[bytes], target: IO[bytes], limit: int, progress: Callable[[str], None]) -> None:

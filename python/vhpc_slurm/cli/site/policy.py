@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vhpc_slurm.catalog import read_signed, resolve
+from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
@@ -102,15 +100,15 @@ def _wish(
     return Wish(image, Asked(words, mib, batch, guests, vfs, timeout, mount))
 
 
-def _image(config: Config, image: str | None) -> tuple[ImageIdentity | None, Path]:
+def _image(config: Config, image: str | None) -> tuple[ImageIdentity, FolderCatalog] | None:
     if image is None or is_source(image):
-        return None, Path()
+        return None
     catalog = options.catalog(config, None, image)
-    return resolve(catalog, ImageRef.parse(image)), catalog
+    return catalog.resolve(ImageRef.parse(image)), catalog
 
 
 def _refusal(
-    config: Config, rule: Rule | None, asked: Asked, image: ImageIdentity | None, catalog: Path
+    config: Config, rule: Rule | None, asked: Asked, image: tuple[ImageIdentity, FolderCatalog] | None
 ) -> UserError | None:
     if why := mount_refusal(asked.disk_mount, shares_under(config, rule).site):
         return UserError(why)
@@ -121,7 +119,7 @@ def _refusal(
     if image is None:
         return None
     try:
-        check_image(config, rule, image, catalog, partial(read_signed, catalog, image))
+        check_image(config, rule, *image)
     except UserError as err:
         return err
     return None
@@ -138,14 +136,14 @@ def verdicts(config: Config, subject: Subject, wish: Wish) -> list[Verdict]:
     Raises:
         UserError: the image does not exist.
     """
-    image, catalog = _image(config, wish.image)
+    image = _image(config, wish.image)
     found = []
     for rule in possible(config.policy, subject):
         defaults = {}
         if rule is not None:
             every = {key: candidates(config.policy, rule, subject, key) for key in DEFAULTED}
             defaults = {key: values for key, values in every.items() if values}
-        found.append(Verdict(rule, _refusal(config, rule, wish.asked, image, catalog), defaults))
+        found.append(Verdict(rule, _refusal(config, rule, wish.asked, image), defaults))
     return found
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 
-from vhpc_slurm.catalog import blobs, identity, name_file, pointed_digest
+from vhpc_slurm.catalog import FolderCatalog, blobs, identity, site_catalog
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import ImageIdentity
@@ -67,11 +66,11 @@ def check(work: Boot) -> Generator[None, None, None]:
                 f"{node} has compared it with the manifest in the catalogue",
                 "is vhpcd sound, and its database?",
             )
-        catalog = Path(config.images.catalog)
+        catalog = site_catalog(config.images)
         _check_name(catalog, rule, image, node)
         nobody = process.drop_to(process.Credentials(NOBODY, NOBODY))
         try:
-            check_image(config, rule, image, catalog, lambda: signed, nobody)
+            check_image(config, rule, image, catalog, signed, nobody)
         except PolicyError as err:
             raise RefusedHereError(node, rule, err) from err
         except FabricError as err:
@@ -82,7 +81,7 @@ def _files(image: ImageIdentity) -> list[tuple[str, int, str]]:
     return [(blob.sha256, blob.size, blob.chunks) for blob in blobs(image.manifest)]
 
 
-def _check_name(catalog: Path, rule: Rule, image: ImageIdentity, node: str) -> None:
+def _check_name(catalog: FolderCatalog, rule: Rule, image: ImageIdentity, node: str) -> None:
     """Raise FabricError if the rule is about names, and the image's name does not mean this image now.
 
     The names of an image that was asked for by its digest are looked up by ``check_image``; names in
@@ -91,7 +90,7 @@ def _check_name(catalog: Path, rule: Rule, image: ImageIdentity, node: str) -> N
     if image.ref.own or image.ref.digest or "*" in rule.images:
         return
     try:
-        now = pointed_digest(name_file(catalog, image.ref))
+        now = catalog.pointed(image.ref)
     except OSError as err:
         now = f"nothing: {err.strerror}"
     if now != image.digest:

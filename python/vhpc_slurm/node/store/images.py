@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vhpc_slurm import chunks, files
-from vhpc_slurm.catalog import blobs, chunk_list, own_folder
+from vhpc_slurm.catalog import Owner, blobs, catalog_for, chunk_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.host.accounts import Account
@@ -166,15 +166,14 @@ class _Copies:
         self._peers, self._hashes = peers, dict[str, bytes]()
         self._from_catalogue = set[str]()
         self.tally = Tally()
-        self._layout, self._image, self._account = layout, str(image.ref), None
+        self._layout, self._image = layout, str(image.ref)
         self.copied = 0
-        catalog, owner = Path(layout.config.images.catalog), None
+        self._account, owner = None, None
         if image.ref.own:
             assert account is not None, "an image of a user's own is read with that user's rights"
-            self._account, owner = account, account.uid
-            catalog = own_folder(layout.config.images.user_catalog, account.name)
-        self._catalog = catalog / "blobs" / "sha256"
-        self._folder = layout.blobs_of(owner)
+            self._account, owner = account, Owner(account.name, account.uid)
+        self._catalog = catalog_for(layout.config.images, owner)
+        self._folder = layout.blobs_of(owner.uid if owner else None)
         self._room = Room(layout, image)
         self._identity = image
         self._timeout_s = layout.config.guests.stage_timeout_s
@@ -292,7 +291,7 @@ class _Copies:
                 part.share(source.fd)
 
     def _source(self, blob: Blob, start: int) -> contextlib.AbstractContextManager[Source]:
-        path = self._catalog / blob.sha256
+        path = self._catalog.blob_path(blob)
         if self._account is not None:
             return blobsource.of_user(path, self._account, start)
         return blobsource.of_site(path, blob, self._image, start)

@@ -13,14 +13,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from vhpc_slurm.catalog import (
-    Signed,
-    identity,
-    manifest_file,
-    own_folder,
-    read_signed,
-    signatures_file,
-)
+from vhpc_slurm.catalog import Signed, identity, own_catalog, site_catalog
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.catalog.manifest import LIMIT
 from vhpc_slurm.errors import UserError
@@ -50,15 +43,15 @@ def read(layout: Layout, image: ImageIdentity, account: Account) -> Generator[No
     """
     config = layout.config
     if not image.ref.own:
-        return read_signed(Path(config.images.catalog), image)
-    catalog = own_folder(config.images.user_catalog, account.name)
+        return site_catalog(config.images).read_signed(image)
+    catalog = own_catalog(config.images, account.name)
     until = time.monotonic() + config.guests.stage_timeout_s
-    path = manifest_file(catalog, image.digest)
+    path = catalog.manifest_file(image.digest)
     manifest, why = yield from _of_user(path, LIMIT + 1, account, until)
     if why:
         raise UserError(f"image {image.ref} is broken", f"cannot read {path}: {why}", "publish it again")
     identity(image.ref, image.digest, manifest)  # the bytes match the digest, or UserError
-    path = signatures_file(catalog, image.digest)
+    path = catalog.signatures_file(image.digest)
     found, why = yield from _of_user(path, SIGNATURES_SIZE, account, until)
     if why and why != ABSENT:
         raise UserError(f"the signatures of image {image.ref} cannot be read", f"{path}: {why}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from vhpc_slurm.catalog import Manifest, list_images, read_manifest, resolve
+from vhpc_slurm.catalog import Manifest, site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
@@ -38,7 +38,7 @@ def catalogue(config: Config) -> CheckResult:
             "mount the catalogue, or correct images.catalog in vhpc.toml",
         )
     try:
-        images = list_images(path)
+        images = site_catalog(config.images).images()
     except (VhpcError, OSError) as err:
         return error("catalogue", f"{path} cannot be read: {err}", "make it readable on every node")
     if not images:
@@ -52,12 +52,12 @@ def catalogue(config: Config) -> CheckResult:
 
 def import_kernel(config: Config) -> Iterator[CheckResult]:
     """Whether the image whose kernel imports get can give one."""
-    name, site = config.images.import_kernel, Path(config.images.catalog)
+    name, site = config.images.import_kernel, site_catalog(config.images)
     if not name:
         return
     try:
-        image = resolve(site, ImageRef.parse(name))
-        manifest = read_manifest(site, image.digest, name)
+        image = site.resolve(ImageRef.parse(name))
+        manifest = site.read_manifest(image.digest, name)
     except VhpcError as err:
         yield error("images.import_kernel", err.line(), "correct images.import_kernel, or publish that image")
         return

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from vhpc_slurm.catalog import blobs, list_images
+from vhpc_slurm.catalog import blobs, site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
@@ -46,7 +44,7 @@ def check(config: Config) -> CheckResult:
 def _largest(config: Config) -> tuple[ImageIdentity | None, int]:
     """The largest image of the site, and its size in bytes."""
     try:
-        found = [entry.identity for entry in list_images(Path(config.images.catalog)) if entry.identity]
+        found = [entry.identity for entry in site_catalog(config.images).images() if entry.identity]
     except (VhpcError, OSError):  # the check of the catalogue says so
         found = []
     sizes = [(sum(blob.size for blob in blobs(image.manifest)), at) for at, image in enumerate(found)]

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port to a catalogue: what its readers ask, wherever names, manifests and signatures are kept.
+
+A name is resolved to a digest once, on the controller, when a lease is made;
+nodes then fetch by digest.  The content of a catalogue is not trusted: a
+manifest's bytes must match its digest.  An unknown or broken image is the user's
+mistake: the job fails with one message, and no node is drained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from vhpc_slurm.catalog.manifest import Manifest, decode_manifest, decode_whole
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.record import Record
+
+
+class NoManifestError(UserError):
+    """The catalogue has no manifest of a digest."""
+
+
+class CatalogEntry(Record, frozen=True):
+    """One name of a catalogue.
+
+    ``identity`` is None if the image is broken; ``problem`` then gives the reason in one line.
+    """
+
+    ref: ImageRef
+    identity: ImageIdentity | None
+    problem: str = ""
+
+
+class Signed(Record, frozen=True):
+    """The bytes of a manifest, and its signatures in the text form of OpenSSH, one after the other."""
+
+    manifest: bytes
+    signatures: bytes
+
+
+class Catalog(ABC):
+    """Images under names.
+
+    All methods raise FabricError if the site's catalogue cannot be read, and UserError if a user's
+    own cannot be read.
+    """
+
+    repair = "publish it again"
+    """What the owner of a broken image does."""
+
+    @abstractmethod
+    def refs(self) -> Iterable[ImageRef]:
+        """All names, sorted."""
+
+    @abstractmethod
+    def digest_of(self, ref: ImageRef) -> str:
+        """What a name points to; not a digest if the image is broken. UnknownImageError: no such name."""
+
+    @abstractmethod
+    def manifest_of(self, digest: str, image: str) -> bytes:
+        """The bytes that the catalogue has for a digest.
+
+        Args:
+            digest: ``sha256:`` and 64 hex digits.
+            image: name of the image in error messages.
+
+        Raises:
+            NoManifestError: there are none.
+            UserError: they cannot be a manifest.
+        """
+
+    @abstractmethod
+    def signatures_of(self, image: ImageIdentity) -> bytes:
+        """The signatures of an image's manifest; empty if it has none."""
+
+    @abstractmethod
+    def blob_path(self, blob: Blob) -> Path:
+        """Path of a blob, for a process with the rights of its user; its bytes are not checked."""
+
+    def resolve(self, ref: ImageRef) -> ImageIdentity:
+        """The image that a name refers to now, or the one of its digest.
+
+        Raises:
+            UserError: no such image (suggests similar names), or its manifest is broken.
+        """
+        digest = ref.digest or self.digest_of(ref)
+        if not DIGEST.match(digest):
+            raise UserError(f"image {ref} is broken", "its name file has no digest", self.repair)
+        try:
+            raw = self.manifest_of(digest, str(ref))
+        except NoManifestError as err:
+            raise _unknown_digest(ref) if ref.digest else err from None
+        return identity(ref, digest, raw)
+
+    def load_manifest(self, digest: str, image: str = "") -> ImageManifest:
+        """What a lease carries of the manifest with a digest; arguments and errors as ``read_manifest``."""
+        return _decoded(self._checked(digest, image or digest), image or digest)
+
+    def read_manifest(self, digest: str, image: str = "") -> Manifest:
+        """All that the manifest with a digest says.
+
+        Args:
+            digest: ``sha256:`` and 64 hex digits.
+            image: name of the image in error messages; default is the digest.
+
+        Raises:
+            UserError: it does not exist, does not match its digest, or is not a manifest that vhpc accepts.
+        """
+        raw = self._checked(digest, image or digest)
+        try:
+            return decode_whole(raw)
+        except ValueError as err:
+            raise _unusable(image or digest, err) from err
+
+    def read_signed(self, image: ImageIdentity) -> Signed:
+        """The manifest of an image and its signatures.
+
+        Raises:
+            UserError: the manifest does not exist, or does not match the image's digest.
+        """
+        return Signed(self._checked(image.digest, str(image.ref)), self.signatures_of(image))
+
+    def _checked(self, digest: str, image: str) -> bytes:
+        raw = self.manifest_of(digest, image)
+        _check_digest(digest, raw, image)
+        return raw
+
+    def images(self) -> list[CatalogEntry]:
+        """All names, sorted, including broken images; empty if the catalogue does not exist."""
+        return [self._entry(ref) for ref in self.refs()]
+
+    def _entry(self, ref: ImageRef) -> CatalogEntry:
+        try:
+            return CatalogEntry(ref, self.resolve(ref))
+        except UserError as err:
+            return CatalogEntry(ref, None, err.line())
+
+    def labels(self, image: ImageIdentity) -> list[str]:
+        """Names under which an image is known, as NAME:TAG.
+
+        An image that was found by its name has this one; one that was found by its digest, all that
+        point to the digest now, since the name that was written beside it may be any.
+        """
+        if not image.ref.digest:
+            return [image.ref.label]
+        found = []
+        for ref in self.refs():
+            with contextlib.suppress(VhpcError):  # a name that was removed, or that is no file
+                if self.digest_of(ref) == image.digest:
+                    found.append(ref.label)
+        return found
+
+
+def identity(ref: ImageRef, digest: str, raw: bytes) -> ImageIdentity:
+    """The image of a digest under a name, from its manifest's bytes.
+
+    Raises:
+        UserError: the bytes do not match the digest, or are not a manifest that vhpc accepts.
+    """
+    _check_digest(digest, raw, str(ref))
+    return ImageIdentity(ref, digest, replace(_decoded(raw, str(ref)), name=ref.name, tag=ref.tag))
+
+
+def _decoded(raw: bytes, image: str) -> ImageManifest:
+    try:
+        return decode_manifest(raw)
+    except ValueError as err:
+        raise _unusable(image, err) from err
+
+
+def _unusable(image: str, err: ValueError) -> UserError:
+    return UserError(f"image {image} has an unusable manifest", str(err), "publish it again")
+
+
+def _check_digest(digest: str, raw: bytes, image: str) -> None:
+    actual = "sha256:" + hashlib.sha256(raw).hexdigest()
+    if actual != digest:
+        why = f"manifest: expected {digest}, found {actual}"
+        raise UserError(f"image {image} is broken", why, "publish it again")
+
+
+def _unknown_digest(ref: ImageRef) -> UserError:
+    """The error for a digest that the user has written, and that no image has."""
+    return UserError(
+        f"image {ref} is unknown",
+        "the catalogue has no image of this digest: it is mistyped, or the image was removed",
+        f"the digest that the name has now: vhpc image show {ref.label}",
+    )
