@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes images into a catalogue; vhpc_slurm.catalog reads them.
 
+``vhpc_slurm.catalog.publish`` does the same with msgspec. The builder runs on hosts whose Python has the
+standard library only, so of vhpc_slurm it imports modules that need no more.
+
 Layout and manifest: docs/image-format.md.  Blobs are written first and the name
 last, each by rename, so that a reader sees either the old or the new image.
 """
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm import files
 from vhpc_slurm.chunks import ChunkList, key
 from vmimages.errors import BuildError
 
@@ -112,17 +116,22 @@ def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
 def _blob(catalog: Path, blob: Blob, chunk_list: ChunkList | None = None) -> dict[str, Any]:
     """Write a blob to the catalogue; return the manifest's entry for it. ``chunk_list`` gets its bytes."""
     folder = catalog / "blobs/sha256"
-    with _new_file(folder) as (path, fd):
-        digest, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
+    fd, name = tempfile.mkstemp(prefix=".new-", dir=folder)
+    try:
+        os.fchmod(fd, 0o644)
         for chunk in _chunks(blob.data):
             digest.update(chunk)
             if chunk_list is not None:
                 chunk_list.update(chunk)
             size += len(chunk)
-            _write_all(fd, chunk)
+            files.write(fd, chunk)
         os.fsync(fd)
         # Replace an existing blob: it may be damaged, and this one is known to be good.
-        path.rename(folder / digest.hexdigest())
+        Path(name).rename(folder / digest.hexdigest())
+    finally:
+        os.close(fd)
+        Path(name).unlink(missing_ok=True)
     return {"media_type": blob.media_type, "sha256": digest.hexdigest(), "size": size}
 
 
@@ -137,34 +146,10 @@ def _chunks(data: Path | bytes) -> Iterator[bytes]:
 
 def _write(final: Path, text: bytes) -> None:
     """Write a small file atomically."""
-    with _new_file(final.parent) as (path, fd):
-        _write_all(fd, text)
-        os.fsync(fd)
-        path.rename(final)
-    folder = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-@contextlib.contextmanager
-def _new_file(folder: Path) -> Iterator[tuple[Path, int]]:
-    """A world-readable file with a hidden name, removed unless it was renamed."""
-    fd, name = tempfile.mkstemp(prefix=".new-", dir=folder)
-    path = Path(name)
-    try:
-        os.fchmod(fd, 0o644)
-        yield path, fd
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)
+    new = final.with_name(f".new-{final.name}")
+    files.write_beside(final, new, text, 0o644)
+    new.replace(final)
+    files.sync_folder(final.parent)
 
 
 @contextlib.contextmanager
