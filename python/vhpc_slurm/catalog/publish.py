@@ -100,7 +100,6 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
         decoded = decode_whole(raw)
     except (ValueError, msgspec.ValidationError) as err:
         raise UserError(f"cannot publish the image {ref}", str(err)) from err
-    assert isinstance(decoded, Manifest)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     image = identity(ref, digest, raw)
     with locked(catalog), changing(catalog):

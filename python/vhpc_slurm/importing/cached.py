@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vhpc_slurm.catalog import FolderCatalog, blobs
-from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.catalog.publish import has_blob, prepare
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import VhpcError
@@ -102,7 +101,7 @@ def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
         manifest = FolderCatalog(catalog).read_manifest(image.digest)
     except VhpcError:
         return ""
-    if not isinstance(manifest, Manifest) or manifest.labels.get(KERNEL_LABEL) != kernel:
+    if manifest.labels.get(KERNEL_LABEL) != kernel:
         return ""
     if digest not in (manifest.labels.get(REGISTRY_LABEL), manifest.provenance.source_digest):
         return ""

@@ -118,38 +118,26 @@ def show(name: ImageArgument, catalog: CatalogFolder = None, as_json: Json = Fal
         ("root format", manifest.root_format),
         ("init", manifest.init),
         ("command line", manifest.cmdline),
-        ("drivers", ", ".join(_drivers(whole))),
+        ("drivers", ", ".join(f"{name} {version}".rstrip() for name, version in whole.drivers.items())),
         ("agent", manifest.agent_version),
-        *(_more(whole) if isinstance(whole, Manifest) else ()),
+        *_more(whole),
     ]
     output.write_facts([(name, value or "-") for name, value in facts])
     print()
+    formats = (whole.kernel.media_type, whole.initrd.media_type, whole.root.media_type)
     output.write_table(
         ("BLOB", "FORMAT", "SIZE", "SHA256", "HERE"),
         [
             (part, form, output.size(blob.size), blob.sha256, "yes" if blob.sha256 in on_node else "no")
-            for part, form, blob in zip(PARTS, _formats(whole), blobs(manifest), strict=True)
+            for part, form, blob in zip(PARTS, formats, blobs(manifest), strict=True)
         ],
         right=("SIZE",),
     )
     return 0
 
 
-def _drivers(whole: Manifest | ImageManifest) -> list[str]:
-    if isinstance(whole, ImageManifest):
-        return list(whole.drivers)
-    return [f"{name} {version}".rstrip() for name, version in whole.drivers.items()]
-
-
-def _formats(whole: Manifest | ImageManifest) -> tuple[str, str, str]:
-    """Media types of kernel, initrd and root; schema 1 states only the root's format."""
-    if isinstance(whole, ImageManifest):
-        return "-", "-", whole.root_format
-    return whole.kernel.media_type, whole.initrd.media_type, whole.root.media_type
-
-
 def _more(whole: Manifest) -> list[tuple[str, str]]:
-    """What only schema 2 says."""
+    """What a lease does not carry of a manifest."""
     origin, process = whole.provenance, whole.process
     return [
         ("entrypoint", shlex.join([*process.entrypoint, *process.arguments])),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from vhpc_slurm.catalog import Manifest, site_catalog
+from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
@@ -61,13 +61,11 @@ def import_kernel(config: Config) -> Iterator[CheckResult]:
     except VhpcError as err:
         yield error("images.import_kernel", err.line(), "correct images.import_kernel, or publish that image")
         return
-    if isinstance(manifest, Manifest) and manifest.verity:
+    if manifest.verity:
         yield ok("images.import_kernel", f"imports get the kernel of {image.ref}")
-    elif isinstance(manifest, Manifest):
+    else:
         why = f"the root of {image.ref} has no hash tree, so roots of imports have none"
         yield warn("images.import_kernel", why, "build that image again: docs/image-format.md")
-    else:
-        yield error("images.import_kernel", f"{image.ref} has a manifest of schema 1", "publish it again")
 
 
 def import_tools(config: Config) -> Iterator[CheckResult]:
