@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 
 from vhpc_slurm.errors import UserError
@@ -49,6 +48,8 @@ def _near(ref: ImageRef, known: tuple[ImageRef, ...]) -> list[str]:
 
     Tags are not compared: all names would look similar, because most tags are ``latest``.
     """
+    import difflib  # hooks import this module, and seldom need that one
+
     tags = [other.label for other in known if (other.name, other.own) == (ref.name, ref.own)]
     if tags:
         return tags[:NEAR_NAMES]
