@@ -73,3 +73,12 @@ def test_unknown_names_and_digests_are_the_users_mistake(catalog: Catalog) -> No
         catalog.resolve(ImageRef("bas"))
     with pytest.raises(UserError, match="no image of this digest"):
         catalog.resolve(ImageRef("base", digest=f"sha256:{'0' * 64}"))
+
+
+def test_a_name_that_is_a_folder_leaves_no_descriptor_open(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "names/base/folder").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(UserError):
+            catalog.resolve(ImageRef("base", "folder"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -150,7 +150,8 @@ class FolderCatalog(Catalog):
 
 def _open(path: Path) -> BinaryIO:
     """Open a file to read; a pipe is not waited for."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    # os.fdopen leaves the descriptor open if it is a folder's
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def _is_regular(file: BinaryIO) -> bool:
