@@ -52,7 +52,7 @@ promises: ## Write docs/guarantees-tests.md from the markers of the tests
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
-	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py
+	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py scripts/plain_english.py
 	for script in check pace release slow steady; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
