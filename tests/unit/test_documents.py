@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,25 +43,30 @@ def test_the_list_of_pages_has_every_page() -> None:
     assert {manual for manual in manuals if f"man/{manual}`" not in text} == set()
 
 
-def test_each_decision_has_its_parts_and_its_place_in_the_index() -> None:
-    index = re.findall(r"^  - \[(.+)\]\((\w+\.md)#", (DECISIONS / "README.md").read_text(), re.MULTILINE)
-    found = []
-    for file in dict.fromkeys(file for _, file in index):
+def decisions() -> Iterator[tuple[str, str, str]]:
+    """File, title and text of each decision, in the order of the index."""
+    index = (DECISIONS / "README.md").read_text()
+    for file in re.findall(r"^- \[.+\]\((\w+\.md)\)", index, re.MULTILINE):
         _, *entries = re.split(r"^### ", (DECISIONS / file).read_text(), flags=re.MULTILINE)
-        for entry in entries:
-            title = entry.partition("\n")[0]
-            found.append((title, file))
-            parts = re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE)
-            assert parts == ["Context", "Choice", "Price"], title
-            assert len(entry.split()) <= MAX_WORDS, f"{title}: more than {MAX_WORDS} words"
-    assert index == found
-    assert {file for _, file in index} == {path.name for path in DECISIONS.glob("*.md")} - {"README.md"}
-    titles = [title for title, _ in found]
+        yield from ((file, entry.partition("\n")[0], entry) for entry in entries)
+
+
+def test_each_decision_has_its_parts_and_a_title_of_its_own() -> None:
+    for _, title, entry in decisions():
+        parts = re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE)
+        assert parts == ["Context", "Choice", "Price"], title
+        assert len(entry.split()) <= MAX_WORDS, f"{title}: more than {MAX_WORDS} words"
+    titles = [title for _, title, _ in decisions()]
     assert len(set(titles)) == len(titles) > 90
 
 
+def test_the_index_of_decisions_has_every_topic() -> None:
+    named = {file for file, _, _ in decisions()}
+    assert named == {path.name for path in DECISIONS.glob("*.md")} - {"README.md"}
+
+
 def test_decisions_that_code_names_exist() -> None:
-    index = (DECISIONS / "README.md").read_text()
+    titles = {title for _, title, _ in decisions()}
     named = {
         (path.name, title)
         for folder in CODE
@@ -68,7 +74,7 @@ def test_decisions_that_code_names_exist() -> None:
         if path.suffix in {".py", ".c", ".h", ".txt"}
         for title in re.findall(r"^[#/ *]+Decision: (.+?)(?: \*/)?$", path.read_text(), re.MULTILINE)
     }
-    assert {(file, title) for file, title in named if f"- [{title}](" not in index} == set()
+    assert {(file, title) for file, title in named if title not in titles} == set()
     assert len(named) > 50
 
 
