@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the English of each folder with its limit: plain_english.py [OPTION]… FILE…
+"""Compare the English of each folder with its limit: plain_english.py [OPTION]… [FILE…]
 
 A sentence of Markdown, of a docstring or of a comment counts as hard to read if it has one of CONSTRUCTS.
 The share of such sentences in each folder must not exceed the folder's limit in plain_english.toml, and a
 limit may only fall.  A folder without limit has that of NEW; one sentence is allowed in every folder.
+Without FILE all files of the checkout are read.
 
     --show [FOLDER]  print the sentences that match, of all folders or of those that begin with FOLDER
     --all            print all folders, not only those that exceed their limits
@@ -155,6 +156,12 @@ def raised(limits: dict[str, float], before: dict[str, float]) -> list[str]:
     return [name for name, limit in limits.items() if name in before and limit > before[name]]
 
 
+def tracked() -> list[str]:
+    """Files of the checkout, except ignored ones."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+
+
 def limits_of(revision: str) -> dict[str, float]:
     """Limits of a revision; empty if it has none."""
     command = ["git", "show", f"{revision}:./scripts/{LIMITS.name}"]
@@ -176,7 +183,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Count, print and compare."""
     options = parse(arguments)
-    counts = count(options.files)
+    counts = count(options.files or tracked())
     limits = tomllib.loads(LIMITS.read_text()) if LIMITS.exists() else {}
     if options.lower:
         limits = lower(limits, counts)
@@ -192,6 +199,8 @@ def main(arguments: list[str]) -> int:
         if options.show is not None and name.startswith(options.show):
             for sentence in of.matching:
                 print(f"    {sentence.path}: {sentence.text}")
+    if result:
+        print("scripts/plain_english.py --show FOLDER prints the sentences")
     for name in raised(limits, limits_of(options.base)) if options.base else []:
         print(f"{LIMITS.name}: the limit of {name} was raised; limits may only fall")
         result = 1
