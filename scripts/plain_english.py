@@ -4,7 +4,7 @@
 
 A sentence of Markdown, of a docstring or of a comment counts as hard to read if it has one of CONSTRUCTS.
 The share of such sentences in each folder must not exceed the folder's limit in plain_english.toml, and a
-limit may only fall.  A folder without limit has that of NEW; one sentence is allowed in every folder.
+limit may only fall.  A folder without limit has that of NEW; one sentence more is allowed in every folder.
 Without FILE all files of the checkout are read.
 
     --show [FOLDER]  print the sentences that match, of all folders or of those that begin with FOLDER
@@ -86,8 +86,8 @@ class Count(NamedTuple):
         return 100 * len(self.matching) / self.sentences if self.sentences else 0.0
 
     def within(self, limit: float) -> bool:
-        """Whether the share is at most the limit; one matching sentence always is."""
-        return self.share <= limit or len(self.matching) <= 1
+        """Whether the share is at most the limit, with one matching sentence less."""
+        return 100 * (len(self.matching) - 1) <= limit * self.sentences
 
 
 def folder(path: str) -> str:

@@ -47,7 +47,7 @@ FILES = {
     "tool/run": "#!/bin/bash\n# What runs is a shell.\necho 'goes on for ever'\n",
     "tests/data/a.md": "It goes on here for ever.\n",
 }
-LIMITS = '"docs" = 60.0\n"guest" = 99.0\n"python/vhpc_slurm/node" = 50.0\n'
+LIMITS = '"docs" = 60.0\n"guest" = 99.0\n"python/vhpc_slurm/node" = 40.0\n'
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_limits_are_lowered_and_never_raised(tree: Path) -> None:
     assert (tree / "scripts/plain_english.toml").read_text().splitlines()[1:] == [
         '"docs" = 0.0',
         '"guest" = 0.0',
-        '"python/vhpc_slurm/node" = 50.0',
+        '"python/vhpc_slurm/node" = 40.0',
         '"tool" = 0.0',
     ]
     (tree / "scripts/plain_english.toml").write_text(LIMITS.replace("60.0", "61.0"))
