@@ -22,7 +22,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from pace import limit
+from pace import examples, limit
 
 SLOW: dict[str, str] = tomllib.loads((Path(__file__).parent / "slow.toml").read_text())
 """Files, tests and cases of tests (`lab/test_x.py::test_y[case]`), each with the reason."""
@@ -40,7 +40,7 @@ _NAMES = {path.stem for path in Path(__file__).parent.rglob("[a-z]*.py")}
 pytest.register_assert_rewrite(*sorted(_NAMES - sys.modules.keys()))
 
 # How long an example takes says more of the machine than of what is tested.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile("untimed")
 
 

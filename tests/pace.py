@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long tests wait: limits that follow from the machine's speed, and the loop that waits for a condition.
+"""How long tests wait, and how much they try: limits that follow from the machine's speed, waits, examples.
 
 scripts/pace measures the machine; scripts/check and scripts/tests set VHPC_PACE.
 """
@@ -20,6 +20,14 @@ PACE = max(1.0, float(os.environ.get("VHPC_PACE") or 1))
 def limit(seconds: float) -> float:
     """A limit in seconds, made for the reference machine, for this machine."""
     return seconds * PACE
+
+
+def examples(number: int) -> int:
+    """How many examples a test with generated cases tries: a quarter, and all in `make slow-properties`.
+
+    The cases differ from run to run, so that all runs together try as many.
+    """
+    return number if os.environ.get("VHPC_EXAMPLES") == "all" else max(1, number // 4)
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = 60, *, every: float = 0.05) -> T:

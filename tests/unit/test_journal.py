@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pace import examples
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations
@@ -109,7 +110,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert keys(Journal(tmp_path, GENERATION)) == ["k4", "k3", "k2", "k1", "k0"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["acquire", "released", "reopen"]), st.integers(0, 5)), max_size=30)
 )

@@ -21,6 +21,7 @@ from key_fabric import Fabric, Killed
 from mariadb_server import HAVE_SERVER, WHY_NOT, emptied, shared
 from store_backends import ME
 
+from pace import examples
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.store.mariastore import MariaStore
@@ -273,12 +274,15 @@ def in_mariadb() -> Database:
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(50),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
-AnyOrderInMariadb.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=5)
+AnyOrderInMariadb.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=examples(5))
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderInMariadb = pytest.mark.skipif(not HAVE_SERVER, reason=WHY_NOT)(AnyOrderInMariadb.TestCase)
 TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase

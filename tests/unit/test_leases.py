@@ -13,6 +13,7 @@ from hypothesis import settings
 from lease_machine import AnyOrder
 from lease_records import LEASE
 
+from pace import examples
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
@@ -289,7 +290,7 @@ def test_nonsense_gets_no_lease(service: Alone, job: Any, nodes: Allocation, why
     assert service.store.live() == ()
 
 
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
 
 

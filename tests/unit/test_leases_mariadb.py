@@ -11,6 +11,7 @@ from lease_machine import AnyOrder
 from mariadb_server import HAVE_SERVER, WHY_NOT, emptied, shared
 from store_backends import ME
 
+from pace import examples
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.controller.store.mariastore import MariaStore
 from vhpc_slurm.controller.store.port import LeaseStore
@@ -28,5 +29,7 @@ def in_mariadb() -> Database:
     return found
 
 
-AnyOrderInMariadb.TestCase.settings = settings(max_examples=5, stateful_step_count=30, deadline=None)
+AnyOrderInMariadb.TestCase.settings = settings(
+    max_examples=examples(5), stateful_step_count=30, deadline=None
+)
 TestAnyOrderInMariadb = pytest.mark.skipif(not HAVE_SERVER, reason=WHY_NOT)(AnyOrderInMariadb.TestCase)

@@ -32,6 +32,7 @@ from fabric_lab import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pace import examples
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -284,7 +285,9 @@ def test_what_is_no_request_is_refused(here: Opensm, tmp_path: Path, line: bytes
 
 
 @given(line=st.binary(max_size=60))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_whatever_comes_there_is_an_answer(here: Opensm, line: bytes) -> None:
     assert serve(here, line).error is not None
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_rig import GENERATION, MANIFEST, REQUEST, host
 
+from pace import examples
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
@@ -298,7 +299,7 @@ def situations(draw: st.DrawFn) -> tuple[HostInventory, NodeAllocation]:
 
 
 @pytest.mark.promise("place.vcpus")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(situations(), st.one_of(st.none(), st.integers(0, 256)))
 def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], reserve: int | None) -> None:
     machine, allocation = case
@@ -330,7 +331,7 @@ def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], res
     assert set(guest.emulator_cpus) == set(pinned(result))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     situations(),
     st.lists(st.integers(-2, 120), max_size=12),

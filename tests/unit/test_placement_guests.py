@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_rig import GENERATION, MANIFEST, REQUEST, host
 
+from pace import examples
 from vhpc_slurm.config import Config, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import Reservation
@@ -267,7 +268,7 @@ def most_whole(cells: tuple[int, ...], sizes: tuple[int, ...]) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
 def test_no_other_way_leaves_more_guests_whole(cells: list[int], data: st.DataObject) -> None:
     numbers = iter(range(sum(cells)))

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from placement_rig import MANIFEST, REQUEST
 
+from pace import examples
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
 from vhpc_slurm.model import (
@@ -245,7 +246,9 @@ def check(plan: NodePlan, job: Job, machine: HostInventory, config: Config) -> N
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(200),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(st.data())
 def test_jobs_on_one_machine_never_get_anything_twice(data: st.DataObject) -> None:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from segment_site import JOB, Site, replace_network, vni
 from store_backends import Place, open_at
 
+from pace import examples
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api.addresses import underlay_address
 from vhpc_slurm.controller.api.authority import Authority
@@ -267,7 +268,10 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestAnyOrder = AnyOrder.TestCase
 

@@ -14,6 +14,7 @@ from lease_records import record
 from mariadb_server import emptied, shared
 from store_backends import ME
 
+from pace import examples
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.controller.store import writership
 from vhpc_slurm.controller.store.mariadb import MariaDatabase
@@ -278,7 +279,7 @@ class Failover(RuleBasedStateMachine):
 
 
 TestFailover = pytest.mark.long(
-    hypothesis_settings(max_examples=25, stateful_step_count=20, deadline=None)(Failover).TestCase
+    hypothesis_settings(max_examples=examples(25), stateful_step_count=20, deadline=None)(Failover).TestCase
 )
 
 

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ufm_site import ALICE, MARK, Site, soon_again, ufm_server, ufm_site
 
+from pace import examples
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.readback import Readback
@@ -229,7 +230,7 @@ JSON = st.recursive(
 @example(data=b'{"0x1000": {"guids": [{"guid": "0x2cc"}]}}')
 @example(data=b'{"x": {}}')
 @example(data=b'{"0x1000": {"guids": null}}')
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_ufm_answers_is_understood_or_refused(data: bytes) -> None:
     client = UfmClient("https://ufm.example", Path("/none"), "", 1.0)
     client._ask = lambda *_, **__: data  # type: ignore[method-assign]
