@@ -59,7 +59,7 @@ def servers(work: Boot) -> list[int]:
 def server(work: Boot) -> int:
     """The process that serves, once the one that started it has gone."""
     until = time.monotonic() + limit(30)
-    while len(found := servers(work)) > 1:
+    while len(found := servers(work)) != 1:
         assert time.monotonic() < until, found
         time.sleep(0.05)
     (pid,) = found

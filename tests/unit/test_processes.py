@@ -11,13 +11,18 @@ import time
 from pathlib import Path
 
 import pytest
-from node_rig import spawn
+from node_rig import node_layout, spawn
 
-from pace import limit
+from pace import limit, until
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
+from vhpc_slurm.node.resource.process import Process
+from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.store.layout import Layout
 
 pytestmark = pytest.mark.xdist_group("slurmstepd")
+layout = node_layout
 ALONE = "4711.0.0123abcd"
 """A generation of which no other test has processes."""
 
@@ -34,6 +39,26 @@ def test_a_spawned_process_has_a_session_and_a_marker() -> None:
         process.end(ref)
     assert not process.alive(ref)
     assert list(process.marked(ALONE)) == []
+
+
+def test_a_process_started_during_the_search_is_released(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Prolog was killed before it noted the pid; the starter has forked the process and ended."""
+    ref = spawn("/bin/sleep", "60", generation=ALONE)
+    until(lambda: list(process.marked(ALONE)), "the marker")
+    real, listings = process._pids, []
+
+    def without_it_at_first() -> list[int]:
+        listings.append(found := real())
+        return [pid for pid in found if pid != ref.pid or len(listings) > 1]
+
+    monkeypatch.setattr(process, "_pids", without_it_at_first)
+    try:
+        Process().release(layout, Generation(4711, 0, "0123abcd"), Entry("process:shim", "process", {}))
+        assert not process.alive(ref)
+    finally:
+        process.end(ref)
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
