@@ -31,10 +31,7 @@ def test_a_spawned_process_has_a_session_and_a_marker() -> None:
     ref = spawn("/bin/sleep", "30", generation=ALONE)
     try:
         assert os.getsid(ref.pid) == ref.pid
-        until = time.monotonic() + limit(30)
-        while (found := [r for r, _ in process.marked(ALONE)]) != [ref] and time.monotonic() < until:
-            time.sleep(0.01)
-        assert found == [ref]
+        until(lambda: [found for found, _ in process.marked(ALONE)] == [ref], "the marker", 30)
     finally:
         process.end(ref)
     assert not process.alive(ref)
@@ -86,9 +83,7 @@ def test_a_stopped_process_is_told_from_a_running_one() -> None:
     try:
         assert not process.is_stopped(ref)
         child.send_signal(signal.SIGSTOP)
-        until = time.monotonic() + limit(30)
-        while not process.is_stopped(ref) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: process.is_stopped(ref), "the signal", 30)
         assert process.is_stopped(ref)
         process.end(ref)
         assert not process.alive(ref)

@@ -16,7 +16,6 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 ROOT = Path(__file__).parents[2]
 MAX_LINES, MAX_FUNCTION, MAX_NAME = 400, 60, 60
 LIMITS = {
-    "python/vhpc_slurm/cli/host/plan.py": (450, "each option of sbatch for guests is one of vhpc plan too"),
     "python/vhpc_slurm/cli/jobs/cp.py": (
         450,
         "the program and the scripts in guests are two ends of one stream",

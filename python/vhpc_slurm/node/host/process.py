@@ -231,12 +231,16 @@ def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
     """Processes that carry a generation's marker (any generation's when None).
 
     Used in addition to control groups, because a process may change its
-    environment.
+    environment.  A process may be missed if the one that starts it ends while
+    the node's processes are read, so they are read twice.
     """
-    for pid, name in scan(_marker):
-        started = start_time(pid)
-        if started is not None and generation in (None, name):
-            yield ProcessRef(pid, started), name
+    found = set()
+    for _ in range(2):
+        for pid, name in scan(_marker):
+            started = start_time(pid)
+            if started is not None and generation in (None, name) and (pid, started) not in found:
+                found.add((pid, started))
+                yield ProcessRef(pid, started), name
 
 
 def scan(read: Callable[[int], str]) -> Iterator[tuple[int, str]]:

@@ -36,18 +36,13 @@ class Process(Resource):
         journal.update(key, pid=ref.pid, started=ref.started)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
-        """End a process; one whose pid was never noted is found by its mark.
-
-        It may have been started by another one that ended while the node's processes were read, so that
-        neither was seen: they are read twice.
-        """
+        """End a process; one whose pid was never noted is found by its mark."""
         del layout
         if "pid" in entry.data:
             process.end(ProcessRef(int(entry.data["pid"]), int(entry.data["started"])), grace_s=0.5)
             return
-        for _ in range(2):
-            for ref, _ in process.marked(str(generation)):
-                process.end(ref)
+        for ref, _ in process.marked(str(generation)):
+            process.end(ref)
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Processes with the mark of a generation without a journal, or with a uid that is not allocated."""
