@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - getaddrinfo's, which another user may not be able to import later
+import errno
 import hashlib
 import json
 import os
@@ -158,6 +159,20 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("", port))
             return port
+
+
+def bind_from(link: socket.socket, source: str, port: int) -> None:
+    """Bind to a privileged port, or to one of three others below it; to any port if it is 0.
+
+    Clients of tests in other workers have privileged ports of this machine too.
+    """
+    for own in range(port, port - 400, -100) if port else [0]:
+        try:
+            link.bind((source, own))
+            return
+        except OSError as err:
+            if err.errno != errno.EADDRINUSE or port - own == 300:
+                raise
 
 
 def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: int = 256) -> ImageManifest:

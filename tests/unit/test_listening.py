@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-from controller_lab import NOBODY, as_uid, free_port, wait_for
+from controller_lab import NOBODY, as_uid, bind_from, free_port, wait_for
 
 from vhpc_slurm import rootport
 from vhpc_slurm.controller.api import listening
@@ -30,7 +30,7 @@ def from_port(source: str, target: tuple[str, int], port: int = 0, options: byte
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if options:
         made.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, options)
-    made.bind((source, port))
+    bind_from(made, source, port)
     made.settimeout(10)
     made.connect(target)
     return made

@@ -8,7 +8,6 @@ slurmctld, 127.0.0.2 a login node; vhpcd's own host is 127.0.0.1.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import struct
@@ -19,7 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, as_uid, munged, request, stop, wait_for
+from controller_lab import (
+    HAVE_MUNGED,
+    NOBODY,
+    Munged,
+    allocation,
+    as_uid,
+    bind_from,
+    munged,
+    request,
+    stop,
+    wait_for,
+)
 from vhpcd_process import Vhpcd, frame_of, make
 
 from pace import limit
@@ -64,13 +74,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 def from_port(vhpcd: Vhpcd, source: str, port: int = 0) -> socket.socket:
     link = socket.socket()
     link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for other in range(4):  # clients of tests beside this one have such ports of this machine as well
-        try:
-            link.bind((source, port - 100 * other if port else 0))
-            break
-        except OSError as err:
-            if err.errno != errno.EADDRINUSE or other == 3:
-                raise
+    bind_from(link, source, port)
     link.settimeout(15)
     link.connect(("127.0.0.1", vhpcd.config.controller.port))
     return link
