@@ -53,7 +53,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py scripts/plain_english.py
-	for script in check pace release slow steady; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
+	for script in check pace release slow steady tidy; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
