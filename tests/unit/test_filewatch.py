@@ -19,7 +19,6 @@ from opensm_disturbances import KINDS
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 
-from pace import limit
 from vhpc_slurm.fabric import filewatch
 from vhpc_slurm.fabric.filewatch import FileWatch, Inotify, Watched
 from vhpc_slurm.fabric.managers import serve
@@ -156,12 +155,14 @@ def test_who_changes_the_file_without_end_meets_the_auditor(
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=1.0) as vhpcd:
         opened(vhpcd, 1, "n1", "n2")
-        until = time.monotonic() + limit(5.0)
-        while time.monotonic() < until:
+        began = time.monotonic()
+        while time.monotonic() < began + 5.0:
             fabric.replace(OPENING)
             time.sleep(0.01)
             assert vhpcd.client.status()
-        assert 1 <= vhpcd.log.count("vhpcd has restored it") <= filewatch.BURST
+        # a machine that stops meanwhile gives vhpcd the time for more
+        intervals = 1 + (time.monotonic() - began) // filewatch.BURST_S
+        assert 1 <= vhpcd.log.count("vhpcd has restored it") <= filewatch.BURST * intervals
         carries(fabric, holding((0x1000, 2)))
         wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again")
 
