@@ -76,6 +76,20 @@ static int add_group(struct identity *who, const struct tlv *t)
     return 0;
 }
 
+static int set_zone(struct identity *who, const struct tlv *t)
+{
+    if (t->len == 0)
+        return 0;
+    uint8_t *copy = malloc(t->len);
+    if (copy == NULL)
+        return -ENOMEM;
+    memcpy(copy, t->data, t->len);
+    free(who->zone);
+    who->zone = copy;
+    who->zone_len = t->len;
+    return 0;
+}
+
 /* TAG_KEY, an entry of a pkey table, or TAG_PORT_GUID */
 static int add_fabric(struct ib_want **want, const struct tlv *t)
 {
@@ -189,6 +203,8 @@ static int parse_field(const struct tlv *t, struct request *r)
         return add_group(&r->who, t);
     case TAG_TIMEZONE:
         return tlv_str(t, &r->who.timezone);
+    case TAG_ZONE_DATA:
+        return set_zone(&r->who, t);
     case TAG_COMMAND:
         return add_string(&r->who.commands, &r->who.command_count, t);
     case TAG_MOUNT_TAG:
@@ -225,6 +241,7 @@ static void free_request(struct request *r)
     free(r->ssh.user_public);
     free(r->who.hostname);
     free(r->who.timezone);
+    free(r->who.zone);
     free(r->who.user);
     free(r->who.gecos);
     free(r->who.home);

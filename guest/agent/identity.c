@@ -20,6 +20,8 @@
 
 #include "accounts.h"
 #include "agent.h"
+#include "devnodes.h"
+#include "directory.h"
 #include "file.h"
 
 static int complain(int number, char *text, size_t size, const char *format, ...)
@@ -45,6 +47,17 @@ static bool is_clean(const char *s, const char *forbidden)
     return true;
 }
 
+/*
+ * Whether a line of passwd(5) or group(5) can begin with a name: glibc skips leading blanks, and
+ * takes
+ * "#" for a comment, "+" and "-" for entries of NIS. Directories of sites have names with spaces,
+ * slashes and commas.
+ */
+static bool is_entry_name(const char *s)
+{
+    return s[0] != '\0' && strchr("#+- ", s[0]) == NULL && is_clean(s, ":");
+}
+
 static bool is_name(const char *s, const char *extra)
 {
     if (s == NULL || *s == '\0' || *s == '-' || *s == '.' || strlen(s) > 64)
@@ -59,7 +72,7 @@ static int check(const struct identity *id, char *text, size_t size)
 {
     if (!is_name(id->hostname, "-."))
         return complain(EINVAL, text, size, "HOSTNAME is not a host name");
-    if (id->user != NULL && (!is_clean(id->user, ": /,") || id->user[0] == '\0' || id->uid == 0))
+    if (id->user != NULL && (!is_entry_name(id->user) || id->uid == 0))
         return complain(EINVAL, text, size, "USER_NAME is not a user name, or USER_UID is 0");
     if (id->user != NULL && (id->home == NULL || id->home[0] != '/' || !is_clean(id->home, ":") ||
                              !is_clean(id->shell, ":") || !is_clean(id->gecos, ":")))
@@ -69,12 +82,13 @@ static int check(const struct identity *id, char *text, size_t size)
         if (!is_clean(id->hosts[i], ""))
             return complain(EINVAL, text, size, "HOSTS_LINE is not a line of /etc/hosts");
     for (size_t i = 0; i < id->group_count; i++)
-        if (!is_clean(id->groups[i].name, ":,/ ") || id->groups[i].name[0] == '\0')
+        if (!is_entry_name(id->groups[i].name))
             return complain(EINVAL, text, size, "GROUP has no group name");
     for (size_t i = 0; i < id->command_count; i++)
         if (!is_name(id->commands[i], "-_."))
             return complain(EINVAL, text, size, "COMMAND is not a command name");
-    if (id->timezone != NULL && (!is_name(id->timezone, "-_+/") || strstr(id->timezone, "..")))
+    if (id->timezone != NULL && id->timezone[0] != '\0' &&
+        (!is_name(id->timezone, "-_+/.") || strstr(id->timezone, "..") != NULL))
         return complain(EINVAL, text, size, "TIMEZONE is not a time zone");
     return 0;
 }
@@ -117,18 +131,13 @@ static int apply_loopback(void)
 
 static int make_home(const struct identity *id)
 {
-    char part[PATH_MAX];
     struct stat st;
     if (stat(id->home, &st) == 0)
         return 0;
-    for (const char *p = strchr(id->home + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
-        (void)snprintf(part, sizeof part, "%.*s", (int)(p - id->home), id->home);
-        if (mkdir(part, 0755) < 0 && errno != EEXIST)
-            return -errno;
-    }
-    if (mkdir(id->home, 0700) < 0 || chown(id->home, id->uid, id->gid) < 0)
-        return -errno;
-    return 0;
+    int rc = directory_make(id->home, 0755);
+    if (rc == 0 && (chmod(id->home, 0700) < 0 || chown(id->home, id->uid, id->gid) < 0))
+        rc = -errno;
+    return rc;
 }
 
 static int apply_user(const struct identity *id)
@@ -158,7 +167,8 @@ static int apply_groups(const struct identity *id)
     for (size_t i = 0; i < id->group_count; i++) {
         char *line = NULL;
         const struct identity_group *g = &id->groups[i];
-        bool member = id->user != NULL && g->gid != id->gid;
+        /* a comma ends the name of a member */
+        bool member = id->user != NULL && g->gid != id->gid && strchr(id->user, ',') == NULL;
         if (g->gid == 0)
             continue;
         if (asprintf(&line, "%s:*:%u:%s", g->name, g->gid, member ? id->user : "") < 0)
@@ -171,14 +181,28 @@ static int apply_groups(const struct identity *id)
     return 0;
 }
 
-static int apply_timezone(const char *zone)
+/*
+ * The image's own file of the host's zone, or else the host's: a link tells programs the name of
+ * the zone, and images may lack zones. No /etc/localtime is UTC.
+ */
+static int apply_timezone(const struct identity *id)
 {
-    char path[128];
-    (void)snprintf(path, sizeof path, "/usr/share/zoneinfo/%s", zone);
-    if (access(path, R_OK) < 0)
-        return 0; /* an image without time zones keeps UTC */
-    (void)unlink("/etc/localtime");
-    return symlink(path, "/etc/localtime") < 0 ? -errno : 0;
+    static const char local[] = "/etc/localtime", name_file[] = "/etc/timezone";
+    char path[128], line[80];
+    int rc = 0;
+    (void)snprintf(path, sizeof path, "/usr/share/zoneinfo/%s", id->timezone);
+    if (id->timezone[0] != '\0' && access(path, R_OK) == 0)
+        rc = unlink(local) < 0 && errno != ENOENT ? -errno : symlink(path, local) < 0 ? -errno : 0;
+    else if (id->zone_len > 0)
+        rc = write_file_data(local, 0644, id->zone, id->zone_len);
+    else if (unlink(local) < 0 && errno != ENOENT)
+        rc = -errno;
+    if (rc < 0 || access(name_file, F_OK) < 0)
+        return rc;
+    if (id->timezone[0] == '\0')
+        return unlink(name_file) < 0 ? -errno : 0;
+    (void)snprintf(line, sizeof line, "%s\n", id->timezone);
+    return write_file(name_file, 0644, line);
 }
 
 /*
@@ -214,9 +238,10 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
         return complain(rc, text, size, "cannot write /etc/group: %s", strerror(-rc));
     if (id->user != NULL && (rc = apply_user(id)) < 0)
         return complain(rc, text, size, "cannot create the user's account: %s", strerror(-rc));
-    if (id->timezone != NULL && (rc = apply_timezone(id->timezone)) < 0)
+    if (id->timezone != NULL && (rc = apply_timezone(id)) < 0)
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
     if ((rc = apply_commands(id)) < 0)
         return complain(rc, text, size, "cannot link the host's commands: %s", strerror(-rc));
+    devnodes_apply("/dev", "/etc/group"); /* with the groups of the job */
     return 0;
 }

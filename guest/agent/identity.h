@@ -14,8 +14,10 @@ struct identity_group {
 
 struct identity {
     char *hostname;
-    char *timezone; /* NULL = keep the image's */
-    char *user;     /* NULL = no user */
+    char *timezone; /* name of the host's time zone, "" if it is not known; NULL = the image's */
+    uint8_t *zone;  /* the file of that zone; without it the host is in UTC */
+    size_t zone_len;
+    char *user; /* NULL = no user */
     char *gecos;
     char *home;
     char *shell;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "devnodes.h"
 #include "forward.h"
 #include "imageenv.h"
 #include "reach.h"
@@ -147,6 +148,10 @@ static int run(struct agent *a, const char *port, int fd)
     int rc = open_signals(a);
     if (rc == 0)
         rc = callers_listen(a);
+    if (rc == 0 && a->system) {
+        devnodes_apply("/dev", "/etc/group");
+        (void)devnodes_watch(&a->loop); /* without it, later nodes have the kernel's modes */
+    }
     if (rc < 0) {
         (void)fprintf(stderr, "vhpc-agent: cannot start: %s\n", strerror(-rc));
         return 1;

@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+
+#include "directory.h"
 
 /* Nothing is mounted on these, nor below those in `trees`. */
 static const char *const places[] = {"/", "/usr", "/var", "/usr/bin", "/usr/sbin", "/usr/libexec"};
@@ -58,23 +59,9 @@ bool mountpoint_allowed(const char *path)
     return is_normal(path) && !is_forbidden(path);
 }
 
-static int make_directories(const char *path)
-{
-    char part[PATH_MAX];
-    for (size_t i = 1, len = strlen(path); i <= len; i++) {
-        if (path[i] != '/' && path[i] != '\0')
-            continue;
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, 0755) < 0 && errno != EEXIST)
-            return -errno;
-    }
-    return 0;
-}
-
 int mountpoint_make(const char *path, char real[PATH_MAX])
 {
-    int rc = make_directories(path);
+    int rc = directory_make(path, 0755);
     if (rc == 0 && realpath(path, real) == NULL)
         rc = -errno;
     if (rc == 0 && is_forbidden(real))

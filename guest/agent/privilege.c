@@ -14,6 +14,7 @@
 
 #include "accounting.h"
 #include "agent.h"
+#include "tmpdir.h"
 
 static int set_identity(const struct execspec *spec)
 {
@@ -46,7 +47,7 @@ static void unlimit_locked_memory(void)
 
 static int prepare(const struct execspec *spec, void *arg, struct child_report *report)
 {
-    const struct session *s = arg;
+    struct session *s = arg;
     bool inside = s->task.in_cgroup || !s->cgroup_made;
     int rc = inside ? 0 : -cgroup_enter(s->agent, s->id);
     if (rc != 0) {
@@ -71,6 +72,8 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     }
     child_limits(spec);
     unlimit_locked_memory();
+    if (s->agent->system)
+        tmpdir_make(spec);
     rc = set_identity(spec);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't become uid %u: %s", spec->uid,
@@ -79,7 +82,7 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     }
     (void)umask((mode_t)(spec->has_umask ? spec->umask & 0777 : 022));
     child_chdir(spec, "vhpc-agent");
-    return 0;
+    return -tmpdir_check(&s->spec);
 }
 
 /*

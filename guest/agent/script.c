@@ -6,26 +6,23 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent.h"
+#include "directory.h"
 #include "file.h"
 
 /* mkdir -p of all directories above the last '/'. */
 static int make_parents(const char *path)
 {
-    char part[PATH_MAX];
-    if (path[0] != '/' || strlen(path) >= sizeof part || strstr(path, "/../") != NULL)
+    char above[PATH_MAX];
+    if (path[0] != '/' || strlen(path) >= sizeof above || strstr(path, "/../") != NULL)
         return -EINVAL;
-    for (const char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
-        memcpy(part, path, (size_t)(p - path));
-        part[p - path] = '\0';
-        if (mkdir(part, 0755) < 0 && errno != EEXIST)
-            return -errno;
-    }
-    return 0;
+    (void)snprintf(above, sizeof above, "%.*s/", (int)(strrchr(path, '/') - path), path);
+    return directory_make(above, 0755);
 }
 
 /* The spool directory may be shared with this guest; then the file exists already. */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "directory.h"
 
 struct mount_point {
     const char *type;
@@ -48,7 +49,7 @@ static void link_dev(const char *target, const char *path)
 /* A tmpfs on /tmp, only if the image's own /tmp is not writable. */
 static void check_tmp(void)
 {
-    (void)mkdir("/tmp", 01777);
+    (void)directory_make("/tmp", 0755);
     if (access("/tmp", W_OK) == 0) {
         (void)chmod("/tmp", 01777);
         return;

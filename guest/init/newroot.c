@@ -110,11 +110,21 @@ static void copy_file(const char *source, const char *target, mode_t mode)
     close(in);
 }
 
+/* A directory for a file system: a link of the image would lead out of its root. */
+static void make_mount_point(const char *path)
+{
+    struct stat st;
+
+    if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && unlink(path) != 0)
+        die(errno, "cannot replace the link %s of the image", path);
+    mkdir_or_die(path);
+}
+
 void install_agent(void)
 {
     struct stat st;
 
-    mkdir_or_die(NEW_ROOT "/run");
+    make_mount_point(NEW_ROOT "/run");
     mount_or_die("tmpfs", NEW_ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=20%");
     mkdir_or_die(NEW_ROOT "/run/vhpc");
     if (stat(AGENT_SOURCE, &st) != 0 && errno == ENOENT)
@@ -168,7 +178,7 @@ void switch_root(void)
         char target[64];
 
         snprintf(target, sizeof target, NEW_ROOT "%s", kernel_mounts[i]);
-        mkdir_or_die(target);
+        make_mount_point(target);
         mount_or_die(kernel_mounts[i], target, NULL, MS_MOVE, NULL);
     }
     root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

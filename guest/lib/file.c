@@ -24,11 +24,16 @@ int write_all(int fd, const void *data, size_t len)
 
 int write_file(const char *path, mode_t mode, const char *content)
 {
+    return write_file_data(path, mode, content, strlen(content));
+}
+
+int write_file_data(const char *path, mode_t mode, const void *data, size_t len)
+{
     (void)unlink(path); /* it may be a link to a read-only place */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd < 0)
         return -errno;
-    int rc = write_all(fd, content, strlen(content));
+    int rc = write_all(fd, data, len);
     if (fchmod(fd, mode) < 0 && rc == 0)
         rc = -errno;
     (void)close(fd);

@@ -9,6 +9,7 @@
 /* Write a new file. What was at path before is removed, and a link there is not followed. 0 or
  * -errno. */
 int write_file(const char *path, mode_t mode, const char *content);
+int write_file_data(const char *path, mode_t mode, const void *data, size_t len);
 /* Write all bytes to a file that is open; interrupted and short writes continue. 0 or -errno. */
 int write_all(int fd, const void *data, size_t len);
 

@@ -145,6 +145,7 @@ enum vhpc_tag {
     TAG_HOST_PUBLIC = 85,
     TAG_USER_KEY = 86,
     TAG_USER_PUBLIC = 87,
+    TAG_ZONE_DATA = 88,
     TAG_PMI_NETWORK = 96,
     TAG_PMIX = 97,
     TAG_OPERAND = 90,

@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "accounts.h"
 #include "agent.h"
 #include "check.h"
+#include "devnodes.h"
+#include "directory.h"
 #include "file.h"
 #include "identity.h"
 #include "stepdir.h"
@@ -138,6 +141,118 @@ static void identities_that_would_break_a_file_are_refused(void **state)
     assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
 }
 
+/* Names of directories such as Active Directory, as they are on a node. */
+static void names_of_other_directories_are_accepted(void **state)
+{
+    char *const names[] = {
+        (char[]){"domain users"}, (char[]){"EXAMPLE\\domain users"}, (char[]){"a,b"},
+        (char[]){"dev/ops"},      (char[]){"grün@example.org"},      (char[]){"x.y"},
+    };
+    char *const refused[] = {(char[]){""},   (char[]){"a:b"}, (char[]){"a\nb"},
+                             (char[]){"#a"}, (char[]){"+a"},  (char[]){" a"}};
+    char long_name[201];
+    struct agent a = {.system = false};
+    struct identity_group group = {.gid = 1073741825};
+    struct identity id = {.hostname = (char[]){"n1"},
+                          .uid = 2001,
+                          .gid = 2001,
+                          .home = (char[]){"/home/Alice Doe"},
+                          .shell = (char[]){"/opt/my shell/sh"},
+                          .groups = &group,
+                          .group_count = 1};
+    char text[512];
+    (void)state;
+    memset(long_name, 'g', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    group.name = id.user = long_name;
+    assert_int_equal(identity_apply(&a, &id, text, sizeof text), 0);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        group.name = id.user = names[i];
+        if (identity_apply(&a, &id, text, sizeof text) != 0)
+            fail_msg("%s was refused: %s", names[i], text);
+    }
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        group.name = refused[i];
+        assert_int_equal(identity_apply(&a, &id, text, sizeof text), -EINVAL);
+    }
+}
+
+static void links_are_followed_to_what_is_made(void **state)
+{
+    char path[160], target[160];
+    struct stat st;
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/home", dir);
+    assert_int_equal(symlink("var/home", path), 0);
+    (void)snprintf(path, sizeof path, "%s/home/alice", dir);
+    assert_int_equal(directory_make(path, 0755), 0);
+    (void)snprintf(path, sizeof path, "%s/var/home/alice", dir);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(directory_make(path, 0755), 0);
+    (void)snprintf(path, sizeof path, "%s/opt", dir);
+    (void)snprintf(target, sizeof target, "%s/var/opt/", dir);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(directory_make(path, 0755), 0);
+    assert_int_equal(stat(target, &st), 0);
+    (void)snprintf(path, sizeof path, "%s/loop", dir);
+    assert_int_equal(symlink("loop", path), 0);
+    assert_int_equal(directory_make(path, 0755), -ELOOP);
+    put_file("a file");
+    (void)snprintf(path, sizeof path, "%s/x", file);
+    assert_int_equal(directory_make(path, 0755), -ENOTDIR);
+    assert_int_equal(directory_make("relative", 0755), -EINVAL);
+    static const char *const made[] = {"loop",     "opt", "var/opt", "var/home/alice",
+                                       "var/home", "var", "home"};
+    for (size_t i = 0; i < sizeof made / sizeof made[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, made[i]);
+        assert_int_equal(remove(path), 0);
+    }
+}
+
+static void device_nodes_have_the_modes_of_udev(void **state)
+{
+    struct stat st;
+    char path[160];
+    (void)state;
+    put_file("root:x:0:\nvideo:x:44:\n");
+    static const struct {
+        const char *name;
+        mode_t before, after;
+        gid_t group;
+    } nodes[] = {{"fuse", 0600, 0666, 0},        {"kvm", 0640, 0640, 0},
+                 {"dri/card0", 0600, 0660, 44},  {"dri/renderD128", 0600, 0666, 0},
+                 {"net/tun", 0600, 0666, 0},     {"infiniband/umad0", 0600, 0600, 0},
+                 {"loop-control", 0600, 0660, 0}};
+    static const char *const folders[] = {"dri", "net", "infiniband"};
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, folders[i]);
+        assert_int_equal(mkdir(path, 0755), 0);
+    }
+    bool may = true;
+    for (size_t i = 0; i < sizeof nodes / sizeof nodes[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, nodes[i].name);
+        may = may && mknod(path, S_IFCHR | 0600, makedev(1, 3)) == 0 &&
+              chmod(path, nodes[i].before) == 0;
+    }
+    if (may)
+        devnodes_apply(dir, file);
+    for (size_t i = 0; i < sizeof nodes / sizeof nodes[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, nodes[i].name);
+        if (may && (stat(path, &st) < 0 || (st.st_mode & 07777) != nodes[i].after ||
+                    st.st_gid != nodes[i].group))
+            fail_msg("%s has mode %o and group %u", nodes[i].name, st.st_mode & 07777, st.st_gid);
+        (void)unlink(path);
+    }
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, folders[i]);
+        (void)rmdir(path);
+    }
+    if (!may) {
+        print_message("device nodes cannot be made here: run as root\n");
+        skip();
+    }
+}
+
 static void a_batch_script_is_written_once_and_only_over_itself(void **state)
 {
     struct execspec spec = {.uid = (uint32_t)getuid(), .gid = (uint32_t)getgid()};
@@ -253,6 +368,9 @@ int main(void)
                                         teardown),
         cmocka_unit_test(shares_are_not_mounted_over_the_system),
         cmocka_unit_test(identities_that_would_break_a_file_are_refused),
+        cmocka_unit_test(names_of_other_directories_are_accepted),
+        cmocka_unit_test_setup_teardown(links_are_followed_to_what_is_made, setup, teardown),
+        cmocka_unit_test_setup_teardown(device_nodes_have_the_modes_of_udev, setup, teardown),
         cmocka_unit_test_setup_teardown(a_batch_script_is_written_once_and_only_over_itself, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_steps_directory_has_slurms_name, setup, teardown),

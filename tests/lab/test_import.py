@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from busybox import BUSYBOX, docker_archive
 from cluster import Job, Lab
+from twins import nodes_in_zone
 
 pytestmark = pytest.mark.lab
 
 SOURCE = "docker-archive:box.tar:box:1"
 OWN = "/scratch/alice/images"
+ZONE = Path("/usr/share/zoneinfo/Asia/Kolkata")
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,38 @@ def test_a_folder_and_a_tar_of_it_run_jobs(lab: Lab, home: str) -> None:
         lines = job.output().splitlines()
         assert lines[0] == owner
         assert lines[1] != kernel
+
+
+@pytest.mark.skipif(not ZONE.exists(), reason="needs time zones: apt install tzdata")
+def test_links_of_an_image_lead_to_what_is_made(lab: Lab, home: str) -> None:
+    """Images of ostree have no /var/home before their first boot. This one has no time zones either."""
+    encoded = base64.b64encode(BUSYBOX.read_bytes()).decode()
+    links = {
+        "home": "var/home",
+        "scratch": "/var/mnt/scratch",
+        "tmp": "sysroot/tmp",
+        "run": "/var/run",
+        "etc/resolv.conf": "../run/systemd/resolve/stub-resolv.conf",
+        "etc/passwd": "/store/passwd",
+        "etc/localtime": "../usr/share/zoneinfo/UTC",
+    }
+    script = "mkdir -p ostree/bin ostree/etc && cd ostree/bin && base64 -d > busybox && chmod 755 busybox && "
+    script += "for name in sh stat date id pwd ls; do ln -sf busybox $name; done; cd ..; "
+    script += "; ".join(f"ln -s {target} {path}" for path, target in links.items())
+    lab.run("login", "sh", "-c", script, user="alice", stdin=encoded)
+    lab.run("login", "vhpc", "image", "import", "ostree", "own/ostree", user="alice", timeout=300)
+    with nodes_in_zone(lab, ZONE):
+        job = lab.finish(
+            "id -un; pwd; : > from-the-guest; stat -c %a /tmp/.; : > /tmp/x; ls /scratch; date +%z",
+            *("-w", "n1"),
+            image="own/ostree",
+        )
+    user, where, mode, *folders, found = job.output().splitlines()
+    assert (user, mode, found) == ("alice", "1777", "+0530")
+    assert where in ("/home/alice", "/var/home/alice")
+    assert "alice" in folders
+    lab.run("login", "rm", "from-the-guest", user="alice")
+    lab.run("login", "rm", "-r", "ostree", user="alice")
 
 
 def test_a_shell_in_a_container_is_one_command(lab: Lab, home: str) -> None:

@@ -23,6 +23,7 @@ from vhpc_slurm.node.guest.channel import (
     ChannelSilentError,
     GuestChannel,
 )
+from vhpc_slurm.node.host import timezone
 from vhpc_slurm.node.network.plan import names as segment_names
 from vhpc_slurm.node.resource.registry import NETWORKS
 
@@ -106,10 +107,11 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             name=account.name,
             uid=account.uid,
             gid=account.gid,
-            gecos=account.gecos.replace(":", " ").replace(",", " "),
+            gecos=account.gecos,
             home=account.home,
             shell=account.shell,
             groups=account.groups,
+            timezone=timezone.of_host(),
             commands=config.host.commands,
             timeout_s=timeout_s,
         )

@@ -36,6 +36,7 @@ from vhpc_slurm.node.guest.wire import (
     put,
     text,
 )
+from vhpc_slurm.node.host.timezone import TimeZone
 
 __all__ = [
     "ROOT_SOCKET",
@@ -167,7 +168,7 @@ class GuestChannel:
         home: str = "/",
         shell: str = "/bin/sh",
         groups: Sequence[tuple[str, int]] = (),
-        timezone: str | None = None,
+        timezone: TimeZone | None = None,
         commands: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> None:
@@ -180,11 +181,12 @@ class GuestChannel:
                 account, a home if it does not exist, and sudo without password.  None: no account.
             uid: his uid, not 0.
             gid: his primary group.
-            gecos: his full name; colons and commas in it are the caller's to remove.
+            gecos: his full name, without colons and control characters.
             home: absolute path.
             shell: login shell; /bin/sh where the image lacks it.
-            groups: (name, gid) of the user's groups, his primary one included.
-            timezone: name in /usr/share/zoneinfo; None leaves the image's.
+            groups: (name, gid) of the user's groups, his primary one included; those without a name get
+                no entry in the guest's group file.
+            timezone: of the node; None leaves the image's.
             commands: names of commands that the guest may run on the host.
             timeout_s: deadline; default is connect()'s.
 
@@ -204,10 +206,12 @@ class GuestChannel:
                 put(Tag.USER_SHELL, shell),
             ]
         body += [
-            put(Tag.GROUP, struct.pack("<I", group_id) + os.fsencode(group)) for group, group_id in groups
+            put(Tag.GROUP, struct.pack("<I", group_id) + os.fsencode(group))
+            for group, group_id in groups
+            if group
         ]
         if timezone is not None:
-            body.append(put(Tag.TIMEZONE, timezone))
+            body += [put(Tag.TIMEZONE, timezone.name), put(Tag.ZONE_DATA, timezone.data)]
         body += [put(Tag.COMMAND, command) for command in commands]
         self._call(Op.IDENTITY, b"".join(body), timeout_s)
 

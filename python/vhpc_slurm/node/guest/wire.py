@@ -171,6 +171,7 @@ class Tag(IntEnum):
     HOST_PUBLIC = 85
     USER_KEY = 86
     USER_PUBLIC = 87
+    ZONE_DATA = 88
     PMI_NETWORK = 96
     PMIX = 97
     OPERAND = 90

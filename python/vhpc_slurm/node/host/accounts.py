@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job user's account from the node's name service."""
+"""The job user's account from the node's name service, as a guest's passwd and group files can have it."""
 
 from __future__ import annotations
 
 import grp
 import os
 import pwd
+import re
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host.process import Credentials
 from vhpc_slurm.record import Record
 
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f:]")
+"""Characters that end a field of passwd(5) and group(5), or its line."""
+
 
 class Account(Record, frozen=True):
-    """A user with the data for the guest's passwd and group files."""
+    """A user with the data for the guest's passwd and group files.
+
+    ``groups`` are (name, gid), the primary group included.  A group has an empty name if it has none on the
+    node, or one that group(5) cannot hold.
+    """
 
     name: str
     uid: int
@@ -53,8 +61,8 @@ def account(uid: int) -> Account:
         name=entry.pw_name,
         uid=uid,
         gid=entry.pw_gid,
-        gecos=entry.pw_gecos,
-        home=entry.pw_dir,
+        gecos=_UNWRITABLE.sub(" ", entry.pw_gecos),
+        home=entry.pw_dir or "/",
         shell=entry.pw_shell,
         groups=tuple((_group_name(gid), gid) for gid in gids),
     )
@@ -73,7 +81,12 @@ def group_id(name: str) -> int:
 
 
 def _group_name(gid: int) -> str:
+    """The name of a group; empty if it has none, or if a line of group(5) cannot begin with it.
+
+    glibc skips leading blanks, takes ``#`` for a comment, and ``+`` and ``-`` for entries of NIS.
+    """
     try:
-        return grp.getgrgid(gid).gr_name
+        name = grp.getgrgid(gid).gr_name
     except KeyError:
-        return f"g{gid}"
+        return ""
+    return "" if _UNWRITABLE.search(name) or name[:1] in tuple("#+- ") else name

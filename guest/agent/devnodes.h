@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modes and groups of device nodes. */
+#ifndef VHPC_AGENT_DEVNODES_H
+#define VHPC_AGENT_DEVNODES_H
+
+#include "loop.h"
+
+/*
+ * Set modes and groups of the device nodes in the directory dev as udev does, with the group
+ * numbers of the file groups. In images without udev nodes have the modes of the kernel, which
+ * reserves most of them for root.
+ */
+void devnodes_apply(const char *dev, const char *groups);
+
+/* Apply them to nodes that appear later, too; 0 or -errno. */
+int devnodes_watch(struct loop *loop);
+
+#endif
