@@ -38,44 +38,68 @@ static size_t name_length(const char *line, size_t len)
     return n < len && line[n] == '=' && memchr(line, '\0', len) == NULL ? n : 0;
 }
 
-static int add(struct image_env *e, const char *line, size_t len)
+static int add(struct image_env *e, const char *entry, size_t name, size_t len)
 {
-    if (len == 0 || *line == '#')
-        return 0;
-    size_t name = name_length(line, len);
     if (name == 0 || e->count == IMAGE_ENV_ENTRIES_MAX)
         return -EINVAL;
-    if (is_jobs(line, name))
+    if (is_jobs(entry, name))
         return 0;
-    e->entries[e->count] = strndup(line, len);
+    e->entries[e->count] = strndup(entry, len);
     return e->entries[e->count++] == NULL ? -ENOMEM : 0;
 }
 
-/* FNV-1a: equal files have equal marks. */
-static uint64_t hash(const char *data, size_t len)
+static int add_line(struct image_env *e, const char *line, size_t len)
 {
-    uint64_t value = 0xcbf29ce484222325U;
+    return len == 0 || *line == '#' ? 0 : add(e, line, name_length(line, len), len);
+}
+
+static int add_entry(struct image_env *e, const char *entry, size_t len)
+{
+    const char *equals = memchr(entry, '=', len);
+    return add(e, entry, equals == NULL ? 0 : (size_t)(equals - entry), len);
+}
+
+/* FNV-1a: equal files have equal marks. */
+static uint64_t hash(uint64_t value, const char *data, size_t len)
+{
     for (size_t i = 0; i < len; i++)
         value = (value ^ (uint8_t)data[i]) * 0x100000001b3U;
     return value;
 }
 
-int image_env_parse(struct image_env *e, const char *data, size_t len)
+static int add_all(struct image_env *e, const char *data, size_t len, char end_mark,
+                   int (*take)(struct image_env *, const char *, size_t))
 {
+    const size_t before = e->count;
     int rc = 0;
-    *e = (struct image_env){.entries = calloc(IMAGE_ENV_ENTRIES_MAX, sizeof *e->entries)};
+    if (e->entries == NULL)
+        e->entries = calloc(IMAGE_ENV_ENTRIES_MAX, sizeof *e->entries);
     if (e->entries == NULL)
         return -ENOMEM;
     for (size_t at = 0; at < len && rc == 0;) {
-        const char *end = memchr(data + at, '\n', len - at);
+        const char *end = memchr(data + at, end_mark, len - at);
         size_t length = end == NULL ? len - at : (size_t)(end - data) - at;
-        rc = add(e, data + at, length);
+        rc = take(e, data + at, length);
         at += length + 1;
     }
-    (void)snprintf(e->mark, sizeof e->mark, MARK "%016llx", (unsigned long long)hash(data, len));
-    if (rc < 0)
-        image_env_free(e);
-    return rc;
+    if (rc < 0) {
+        while (e->count > before)
+            free(e->entries[--e->count]);
+        return rc;
+    }
+    e->hash = hash(e->hash == 0 ? 0xcbf29ce484222325U : e->hash, data, len);
+    (void)snprintf(e->mark, sizeof e->mark, MARK "%016llx", (unsigned long long)e->hash);
+    return 0;
+}
+
+int image_env_add_list(struct image_env *e, const char *data, size_t len)
+{
+    return add_all(e, data, len, '\0', add_entry);
+}
+
+int image_env_add_lines(struct image_env *e, const char *data, size_t len)
+{
+    return add_all(e, data, len, '\n', add_line);
 }
 
 static ssize_t read_whole(int fd, char *data, size_t size)
@@ -94,10 +118,9 @@ static ssize_t read_whole(int fd, char *data, size_t size)
     return (ssize_t)len;
 }
 
-int image_env_load(struct image_env *e, const char *path)
+int image_env_load(struct image_env *e, const char *path, image_env_add *content)
 {
     struct stat st;
-    *e = (struct image_env){0};
     /* O_NONBLOCK: a pipe in an image must not stop its boot */
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
@@ -108,7 +131,7 @@ int image_env_load(struct image_env *e, const char *path)
     char *data = rc == 0 ? malloc(IMAGE_ENV_SIZE_MAX) : NULL;
     if (rc == 0) {
         ssize_t len = data == NULL ? -ENOMEM : read_whole(fd, data, IMAGE_ENV_SIZE_MAX);
-        rc = len < 0 ? (int)len : image_env_parse(e, data, (size_t)len);
+        rc = len < 0 ? (int)len : content(e, data, (size_t)len);
     }
     free(data);
     (void)close(fd);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The environment of an image, as containers have one: a file of lines NAME=VALUE.
+ * The environment of an image, as containers have one. An import writes it as a list: entries
+ * NAME=VALUE with a NUL after each, in which names may have all characters that execve takes, and
+ * values several lines. People write lines NAME=VALUE, which win.
  *
  * The values replace those of the host where a program enters the guest, for example a PATH. A mark
  * in the environment shows that this has been done: what a script changes afterwards stays, also in
@@ -10,27 +12,31 @@
 #define VHPC_IMAGEENV_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "execspec.h"
 
-#define IMAGE_ENV_FILE "/etc/vhpc/environment"
+#define IMAGE_ENV_LIST "/etc/vhpc/container-environment"
+#define IMAGE_ENV_LINES "/etc/vhpc/environment"
 
 enum { IMAGE_ENV_SIZE_MAX = 131072, IMAGE_ENV_ENTRIES_MAX = 1024 };
 
 struct image_env {
     char **entries; /* NAME=VALUE */
     size_t count;
+    uint64_t hash; /* of the files */
     char mark[64]; /* the variable that shows that these values have been set */
 };
 
-/* Reads a file; one that does not exist has no variables. 0 or -errno. */
-int image_env_load(struct image_env *e, const char *path);
 /*
- * Takes the lines of a file's content. Empty ones, comments and variables that are the job's are
- * left out. 0, -ENOMEM, or -EINVAL: a line is not NAME=VALUE, or there are too many; then *e is
- * empty.
+ * Add the content of a file to *e, which begins as zeros. Variables that are the job's are left
+ * out; of lines, empty ones and comments too. 0, -ENOMEM, or -EINVAL: an entry is not NAME=VALUE,
+ * or there are too many; then *e stays as it was.
  */
-int image_env_parse(struct image_env *e, const char *data, size_t len);
+typedef int image_env_add(struct image_env *e, const char *data, size_t len);
+image_env_add image_env_add_list, image_env_add_lines;
+/* Read a file and add it; one that does not exist has no variables. 0 or -errno. */
+int image_env_load(struct image_env *e, const char *path, image_env_add *content);
 /* 0 or -ENOMEM. */
 int image_env_apply(const struct image_env *e, struct execspec *spec);
 void image_env_free(struct image_env *e);

@@ -256,11 +256,19 @@ static void raise_file_limit(void)
 static void load_image_env(struct agent *a)
 {
     static struct image_env e;
-    int rc = image_env_load(&e, IMAGE_ENV_FILE);
-    if (rc < 0)
-        (void)fprintf(stderr, "vhpc-agent: %s is not used: %s\n", IMAGE_ENV_FILE,
-                      rc == -EINVAL ? "each line must be NAME=VALUE" : strerror(-rc));
-    else if (e.count > 0)
+    static const struct {
+        const char *path;
+        image_env_add *content;
+        const char *rule;
+    } files[] = {{IMAGE_ENV_LIST, image_env_add_list, "each entry must be NAME=VALUE"},
+                 {IMAGE_ENV_LINES, image_env_add_lines, "each line must be NAME=VALUE"}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        int rc = image_env_load(&e, files[i].path, files[i].content);
+        if (rc < 0)
+            (void)fprintf(stderr, "vhpc-agent: %s is not used: %s\n", files[i].path,
+                          rc == -EINVAL ? files[i].rule : strerror(-rc));
+    }
+    if (e.count > 0)
         a->image_env = &e;
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The environment file of an image, with any bytes: what is taken can be set, and set again. */
+/*
+ * The environment files of an image, with any bytes: what is taken can be set, and set again. The
+ * first byte chooses the file.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,10 +11,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct image_env e;
+    struct image_env e = {0};
     struct execspec spec = {0};
-    if (image_env_parse(&e, (const char *)data, size) < 0)
+    image_env_add *add = size > 0 && data[0] % 2 == 0 ? image_env_add_list : image_env_add_lines;
+    if (add(&e, (const char *)data + (size > 0), size - (size > 0)) < 0) {
+        image_env_free(&e);
         return 0;
+    }
     if (execspec_add_env(&spec, "PATH=/host") < 0 || image_env_apply(&e, &spec) < 0)
         abort();
     size_t count = spec.envc;

@@ -229,10 +229,11 @@ PMI = {
 }
 
 IMAGE_ENVIRONMENTS = {
-    "good": b"PATH=/opt/bin:/bin\n# a comment\n\nGREETING=hello world\n",
-    "of-the-job": b"HOME=/root\nSLURM_JOB_ID=1\nVHPC_RANK=2\nPMI_FD=3",
-    "twice": b"A=1\nA=2\n",
-    "no-name": b"=x\n",
+    "good": b"1PATH=/opt/bin:/bin\n# a comment\n\nGREETING=hello world\n",
+    "list": b"0my.conf=/etc/x\0F%%=() {\n}\0",
+    "of-the-job": b"1HOME=/root\nSLURM_JOB_ID=1\nVHPC_RANK=2\nPMI_FD=3",
+    "twice": b"1A=1\nA=2\n",
+    "no-name": b"1=x\n",
 }
 
 F_HELLO, F_OPEN, F_OPENED, F_DATA, F_EOF, F_CREDIT, F_CLOSE = range(1, 8)

@@ -13,7 +13,39 @@
 
 static int parsed(struct image_env *e, const char *text)
 {
-    return image_env_parse(e, text, strlen(text));
+    *e = (struct image_env){0};
+    return image_env_add_lines(e, text, strlen(text));
+}
+
+/* An import's list: names and values are as execve takes them. */
+static void entries_of_a_list_become_variables(void **state)
+{
+    static const char list[] = "PATH=/opt/bin\0my.conf-dir=/etc/x\0002FAST=1\0"
+                               "BASH_FUNC_module%%=() {  eval\n}\0SLURM_JOB_ID=9\0#=x\0LAST=";
+    static const char *const wanted[] = {"PATH=/opt/bin", "my.conf-dir=/etc/x",
+                                         "2FAST=1",       "BASH_FUNC_module%%=() {  eval\n}",
+                                         "#=x",           "LAST="};
+    struct image_env e = {0};
+    (void)state;
+    assert_int_equal(image_env_add_list(&e, list, sizeof list), 0);
+    assert_int_equal(e.count, sizeof wanted / sizeof *wanted);
+    for (size_t i = 0; i < e.count; i++)
+        assert_string_equal(e.entries[i], wanted[i]);
+    /* a bad file changes nothing, and lines win over the list */
+    char mark[sizeof e.mark];
+    memcpy(mark, e.mark, sizeof mark);
+    assert_int_equal(image_env_add_list(&e, "A=1\0B", 5), -EINVAL);
+    assert_int_equal(image_env_add_list(&e, "A=1\0=x", 6), -EINVAL);
+    assert_int_equal(e.count, sizeof wanted / sizeof *wanted);
+    assert_string_equal(e.mark, mark);
+    assert_int_equal(image_env_add_lines(&e, "PATH=/own", 9), 0);
+    assert_string_not_equal(e.mark, mark);
+    struct execspec spec = {0};
+    assert_int_equal(image_env_apply(&e, &spec), 0);
+    assert_string_equal(execspec_getenv(&spec, "PATH"), "/own");
+    assert_string_equal(execspec_getenv(&spec, "my.conf-dir"), "/etc/x");
+    execspec_free(&spec);
+    image_env_free(&e);
 }
 
 static void lines_become_variables(void **state)
@@ -52,14 +84,16 @@ static void other_lines_are_refused(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(parsed(&e, bad[i]), -EINVAL);
-        assert_null(e.entries);
+        assert_int_equal(e.count, 0);
+        image_env_free(&e);
     }
-    assert_int_equal(image_env_parse(&e, "A=\0b", 4), -EINVAL);
+    assert_int_equal(image_env_add_lines(&e, "A=\0b", 4), -EINVAL);
     for (size_t i = 0; i < sizeof many; i++)
         many[i] = "A=b\n"[i % 4];
-    assert_int_equal(image_env_parse(&e, many, sizeof many - 4), 0);
+    assert_int_equal(image_env_add_lines(&e, many, sizeof many - 4), 0);
     image_env_free(&e);
-    assert_int_equal(image_env_parse(&e, many, sizeof many), -EINVAL);
+    assert_int_equal(image_env_add_lines(&e, many, sizeof many), -EINVAL);
+    image_env_free(&e);
 }
 
 static void the_image_wins_once(void **state)
@@ -97,22 +131,22 @@ static void the_image_wins_once(void **state)
 static void a_file_is_read(void **state)
 {
     char folder[] = "/tmp/imageenvXXXXXX", path[64];
-    struct image_env e;
+    struct image_env e = {0};
     (void)state;
     assert_non_null(mkdtemp(folder));
     (void)snprintf(path, sizeof path, "%s/environment", folder);
-    assert_int_equal(image_env_load(&e, path), 0);
+    assert_int_equal(image_env_load(&e, path, image_env_add_lines), 0);
     assert_int_equal(e.count, 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(image_env_load(&e, path), -EINVAL);
+    assert_int_equal(image_env_load(&e, path, image_env_add_lines), -EINVAL);
     assert_int_equal(unlink(path), 0);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_int_equal(write(fd, "A=1\nB=2\n", 8), 8);
-    assert_int_equal(image_env_load(&e, path), 0);
+    assert_int_equal(image_env_load(&e, path, image_env_add_lines), 0);
     assert_int_equal(e.count, 2);
     image_env_free(&e);
     assert_int_equal(ftruncate(fd, IMAGE_ENV_SIZE_MAX + 1), 0);
-    assert_int_equal(image_env_load(&e, path), -EFBIG);
+    assert_int_equal(image_env_load(&e, path, image_env_add_lines), -EFBIG);
     assert_int_equal(close(fd), 0);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
@@ -121,9 +155,12 @@ static void a_file_is_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lines_become_variables),  cmocka_unit_test(variables_of_the_job_stay),
-        cmocka_unit_test(other_lines_are_refused), cmocka_unit_test(the_image_wins_once),
+        cmocka_unit_test(lines_become_variables),
+        cmocka_unit_test(variables_of_the_job_stay),
+        cmocka_unit_test(other_lines_are_refused),
+        cmocka_unit_test(the_image_wins_once),
         cmocka_unit_test(a_file_is_read),
+        cmocka_unit_test(entries_of_a_list_become_variables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

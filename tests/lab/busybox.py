@@ -44,6 +44,7 @@ def docker_archive(top: Path) -> Path:
     umoci(
         "config", "--image", image, "--config.env", "PATH=/opt/tool/bin:/usr/bin:/bin",
         "--config.env", "GREETING=hello from the image", "--config.entrypoint", "tool",
+        "--config.env", "com.example.conf-dir=/etc/x", "--config.env", "BASH_FUNC_m%%=() {\n}",
     )  # fmt: skip
     subprocess.run(
         ["skopeo", "copy", "--quiet", f"oci:{image}", f"docker-archive:{top}/box.tar:box:1"], check=True

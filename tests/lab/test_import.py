@@ -39,6 +39,8 @@ echo $GREETING; echo $PATH; tool; ls /removed 2>&1; stat -c %u:%g /owned; id -un
 grep -c . /etc/passwd > counted; cat counted
 srun -n2 sh -c 'echo $GREETING on $(hostname)'
 export GREETING=changed; srun -n1 sh -c 'echo $GREETING'
+# as the script got it: a shell exports no such names
+tr '\\n\\0' '|\\n' < /proc/$$/environ | grep -e '^com\\.' -e '^BASH_FUNC_m' | sort
 """
 
 
@@ -67,7 +69,12 @@ def test_a_container_runs_jobs_as_a_guest(lab: Lab, home: str) -> None:
         "ls: /removed: No such file or directory",
     ]
     assert lines[4:8] == ["990:990", "alice", home, home]
-    assert lines[9:] == ["hello from the image on n1"] * 2 + ["changed"]
+    assert lines[9:] == [
+        *["hello from the image on n1"] * 2,
+        "changed",
+        "BASH_FUNC_m%%=() {|}",
+        "com.example.conf-dir=/etc/x",
+    ]
     assert lab.read("alice", "counted").strip() == lines[8]
     (row,) = [
         row for row in lab.vhpc("login", "image", "ls", "--catalog", OWN) if row["image"] == "box:latest"

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from containers import Layout, tar
 
-from vhpc_slurm.importing.process import created_of, labels_of, left_out_labels, put_files
+from vhpc_slurm.importing.process import (
+    created_of,
+    labels_of,
+    left_out_labels,
+    left_out_variables,
+    process_of,
+    put_files,
+)
 from vhpc_slurm.importing.taking import take
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
@@ -110,6 +117,51 @@ def test_a_working_directory_that_the_container_lacks_is_made(tmp_path: Path) ->
     assert set(tree.root.children or ()) == {"srv"}
     with pytest.raises(RefusedError, match=r"working directory .* cannot be a path"):
         put_files(tree, {"working_dir": "/\ud800"}, tmp_path, 0)
+
+
+FUNCTION = "() {  eval `/usr/bin/modulecmd bash $*`\n}"
+
+
+def test_an_environment_keeps_what_execve_takes(tmp_path: Path) -> None:
+    """Entries of public images: dots, leading digits, minus signs, exported functions, several lines."""
+    listed = [
+        *(
+            "PATH=/opt/bin:/bin",
+            "com.example.conf-dir=/etc/x",
+            "3D_HOME=/opt/3d",
+            f"BASH_FUNC_module%%={FUNCTION}",
+        ),
+        *("MOTD=first\nsecond", "EMPTY=", "no-value", "PATH=/usr/bin:/bin"),
+    ]
+    process = process_of({"config": {"Env": listed}})
+    assert process["environment"] == {
+        "PATH": "/usr/bin:/bin",
+        "com.example.conf-dir": "/etc/x",
+        "3D_HOME": "/opt/3d",
+        "BASH_FUNC_module%%": FUNCTION,
+        "MOTD": "first\nsecond",
+        "EMPTY": "",
+    }
+    put_files(Tree(100), process, tmp_path, 0)
+    entries = (tmp_path / "environment").read_bytes().split(b"\0")
+    wanted = [text.encode() for text in listed if "=" in text and text != "PATH=/opt/bin:/bin"]
+    assert sorted(entries) == sorted([*wanted, b""])
+    assert left_out_variables({"config": {"Env": listed}}) == ""
+    # a shell finds all of them in its environment
+    shown = subprocess.run(["env", "-0"], env=process["environment"], capture_output=True, check=True).stdout
+    assert sorted(shown.split(b"\0")) == sorted(entries)
+
+
+def test_variables_that_cannot_be_set_are_named() -> None:
+    listed = ["=x", "A=\ud800", "B=a\0b", f"{'C' * 129}=", f"D={'x' * 32769}", "a\x1b[2J=1", "GOOD=1"]
+    config = {"config": {"Env": listed}}
+    assert process_of(config)["environment"] == {"GOOD": "1"}
+    assert left_out_variables(config) == (
+        "left out 6 variables: '', 'A', 'B' and 3 more "
+        "(a name has 1 to 128 printable characters, a value at most 32 KiB)"
+    )
+    with pytest.raises(RefusedError, match="Env"):
+        process_of({"config": {"Env": "A=1"}})
 
 
 def test_labels_that_a_manifest_can_have_are_kept() -> None:

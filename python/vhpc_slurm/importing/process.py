@@ -14,16 +14,18 @@ from typing import Any
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
 from vhpc_slurm.terminal import one_line
 
-ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/environment", "etc/vhpc/entrypoint"
+ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/container-environment", "etc/vhpc/entrypoint"
 ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON can have and UTF-8 cannot."""
 LABEL = re.compile(r"[a-z0-9][a-z0-9._/-]*\Z", re.ASCII)
 LABEL_KEY_MAX, LABEL_MAX, LABELS_MAX = 128, 1024, 48
 """Of a manifest; which can have 64 labels in all."""
-LABELS_NAMED = 3
+NAMED = 3
+"""Labels or variables that a line names."""
 OF_VHPC = "vhpc/"
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+VARIABLE_NAME_MAX, VARIABLE_MAX = 128, 32768
+"""Characters of a variable's name and of its value, in a manifest."""
 
 
 def process_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -37,22 +39,47 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(wanted, dict):
         raise RefusedError("its configuration has no valid 'config'")
-    environment = {}
-    listed = wanted.get("Env") or []
-    if not isinstance(listed, list):
-        raise RefusedError("its configuration has no valid 'Env'")
-    for text in listed:
-        name, equals, value = str(text).partition("=")
-        if not equals:
-            raise RefusedError(f"its environment has {str(text)[:80]!r}, which is not NAME=VALUE")
-        environment[name] = value
     return {
         "entrypoint": _texts(wanted, "Entrypoint"),
         "arguments": _texts(wanted, "Cmd"),
-        "environment": environment,
+        "environment": dict(pair for pair in _variables(config) if _can_be_set(*pair)),
         "user": _text(wanted, "User"),
         "working_dir": _text(wanted, "WorkingDir"),
     }
+
+
+def _variables(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of a container's environment; an entry without ``=`` sets nothing."""
+    wanted = config.get("config")
+    listed = wanted.get("Env") if isinstance(wanted, dict) else None
+    if not isinstance(listed, list | None):
+        raise RefusedError("its configuration has no valid 'Env'")
+    parted = (str(text).partition("=") for text in listed or ())
+    return [(name, value) for name, equals, value in parted if equals]
+
+
+def _can_be_set(name: str, value: str) -> bool:
+    """Whether a guest can have a variable: execve takes any name, and values of several lines."""
+    fits = 0 < len(name) <= VARIABLE_NAME_MAX and len(value) <= VARIABLE_MAX
+    return fits and name.isprintable() and "\0" not in value and not SURROGATE.search(value)
+
+
+def left_out_variables(config: dict[str, Any]) -> str:
+    """One line on variables that ``process_of`` leaves out, of at most 200 characters; empty: none."""
+    names = [name for name, value in _variables(config) if not _can_be_set(name, value)]
+    rules = (
+        f"a name has 1 to {VARIABLE_NAME_MAX} printable characters, a value at most {VARIABLE_MAX >> 10} KiB"
+    )
+    return _left_out("variable", names, rules)
+
+
+def _left_out(kind: str, names: list[str], rules: str) -> str:
+    if not names:
+        return ""
+    named = ", ".join(repr(one_line(name)[:30]) for name in names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    plural = "s" if len(names) > 1 else ""
+    return f"left out {len(names)} {kind}{plural}: {named}{more} ({rules})"
 
 
 def labels_of(config: dict[str, Any]) -> dict[str, str]:
@@ -82,13 +109,7 @@ def left_out_labels(config: dict[str, Any]) -> str:
     kept = labels_of(config)
     keys = sorted(str(key) for key in (found if isinstance(found, dict) else ()))
     keys = [key for key in keys if key not in kept and not key.startswith(OF_VHPC)]
-    if not keys:
-        return ""
-    names = ", ".join(repr(one_line(key)[:30]) for key in keys[:LABELS_NAMED])
-    more = f" and {len(keys) - LABELS_NAMED} more" if len(keys) > LABELS_NAMED else ""
-    plural = "s" if len(keys) > 1 else ""
-    rules = f"a key has a-z, 0-9 and ._/-, a value one line; at most {LABELS_MAX}"
-    return f"left out {len(keys)} label{plural}: {names}{more} ({rules})"
+    return _left_out("label", keys, f"a key has a-z, 0-9 and ._/-, a value one line; at most {LABELS_MAX}")
 
 
 def created_of(config: dict[str, Any]) -> str:
@@ -125,7 +146,7 @@ def _texts(of: dict[str, Any], key: str) -> list[str]:
 def put_files(tree: Tree, process: dict[str, Any], out: Path, layer: int) -> None:
     """Put the files into a tree by which a guest knows what the container has.
 
-    ``/etc/vhpc/environment`` is what the guest's agent reads (guest/agent/imageenv.h);
+    ``/etc/vhpc/container-environment`` is what the guest's agent reads (guest/agent/imageenv.h);
     ``/etc/vhpc/entrypoint`` is a script for users: it starts what a container runtime would start.
 
     Args:
@@ -159,12 +180,7 @@ def _put(tree: Tree, path: str, mode: int, data: bytes, file: Path, layer: int) 
 
 
 def _environment(variables: dict[str, str]) -> bytes:
-    for name, value in variables.items():
-        if not VARIABLE.match(name) or "\n" in value or "\0" in value or SURROGATE.search(value):
-            raise RefusedError(
-                f"its variable {name[:80]!r} cannot be set: a bad name, or a value of several lines"
-            )
-    data = "".join(f"{name}={value}\n" for name, value in variables.items()).encode()
+    data = "".join(f"{name}={value}\0" for name, value in variables.items()).encode()
     if len(data) > ENVIRONMENT_MAX or len(variables) > VARIABLES_MAX:
         raise RefusedError(
             f"its environment has more than {VARIABLES_MAX} variables or {ENVIRONMENT_MAX >> 10} KiB"

@@ -22,7 +22,13 @@ from vhpc_slurm.importing.archives import (
 )
 from vhpc_slurm.importing.hashing import FileHash
 from vhpc_slurm.importing.layers import Budget, apply, unpack
-from vhpc_slurm.importing.process import created_of, labels_of, left_out_labels, process_of
+from vhpc_slurm.importing.process import (
+    created_of,
+    labels_of,
+    left_out_labels,
+    left_out_variables,
+    process_of,
+)
 from vhpc_slurm.importing.source import DISKS
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
 
@@ -92,8 +98,9 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
         taken.source_digest = container.digest
         taken.process = process_of(container.config)
         taken.labels = labels_of(container.config)
-        if line := left_out_labels(container.config):
-            step(line)
+        for line in (left_out_variables(container.config), left_out_labels(container.config)):
+            if line:
+                step(line)
         taken.created = created_of(container.config)
         taken.bootable = is_bootable(container.config)
     return taken

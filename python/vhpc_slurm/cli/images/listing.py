@@ -27,7 +27,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.terminal import short_digests
+from vhpc_slurm.terminal import one_line, short_digests
 
 PARTS = ("kernel", "initrd", "root")
 
@@ -143,7 +143,7 @@ def _more(whole: Manifest) -> list[tuple[str, str]]:
         ("entrypoint", shlex.join([*process.entrypoint, *process.arguments])),
         (
             "environment",
-            " ".join(f"{name}={shlex.quote(text)}" for name, text in process.environment.items()),
+            " ".join(f"{name}={one_line(shlex.quote(text))}" for name, text in process.environment.items()),
         ),
         ("user", process.user),
         ("directory", process.working_dir),
