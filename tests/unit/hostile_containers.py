@@ -206,17 +206,11 @@ LAYERS = [
 CONFIGURATIONS = [
     configuration("configuration as list", "no valid 'config'", []),
     configuration("environment as text", "no valid 'Env'", {"Env": "A=b"}),
-    configuration("variable without value", "'NAME', which is not NAME=VALUE", {"Env": ["NAME"]}),
-    configuration("variable without name", "its variable '' cannot be set", {"Env": ["=x"]}),
-    configuration("variable with a blank", "its variable 'A B' cannot be set", {"Env": ["A B=x"]}),
-    configuration("variable with a line feed", "cannot be set", {"Env": ["A=x\nLD_PRELOAD=/evil.so"]}),
-    configuration("name with a line feed", "cannot be set", {"Env": ["A\nB=x"]}),
-    configuration("variable with NUL", "cannot be set", {"Env": ["A=\0"]}),
-    configuration("half a character", "cannot be set", {"Env": ["A=\ud800"]}),
-    configuration("variable that is a number", "'7', which is not NAME=VALUE", {"Env": [7]}),
     configuration("many variables", "more than 512 variables", {"Env": [f"A{n}=" for n in range(600)]}),
     configuration(
-        "large environment", "more than 512 variables or 128 KiB", {"Env": ["A=" + "x" * (1 << 18)]}
+        "large environment",
+        "more than 512 variables or 128 KiB",
+        {"Env": [f"A{n}=" + "x" * 32000 for n in range(8)]},
     ),
     configuration("entrypoint as text", "no valid 'Entrypoint'", {"Entrypoint": "rm -rf /"}),
     configuration("entrypoint of lists", "no valid 'Entrypoint'", {"Entrypoint": [["sh"]]}),

@@ -78,6 +78,26 @@ def test_the_image_for_this_platform_is_taken(layout: Layout, tmp_path: Path) ->
     assert files_of(container, tmp_path / "out") == {"two": "2"}
 
 
+def test_the_lowest_variant_of_a_processor_is_taken(layout: Layout) -> None:
+    """What docker buildx writes for linux/amd64 and linux/amd64/v3, with attestations."""
+    amd64 = {"architecture": "amd64", "os": "linux"}
+    v3 = layout.image([ONE], platform=amd64 | {"variant": "v3"})
+    baseline = layout.image([TWO], platform=amd64)
+    about = layout.image([ONE, TWO], platform={"architecture": "unknown", "os": "unknown"})
+    proof = layout.image([TWO, ONE]) | {"annotations": {"vnd.docker.reference.type": "attestation-manifest"}}
+    inner = layout.json({"schemaVersion": 2, "manifests": [v3, baseline, about, proof]}, INDEX)
+    outer = layout.json({"schemaVersion": 2, "manifests": [inner]}, INDEX)
+    name = {"annotations": {"org.opencontainers.image.ref.name": "latest"}}
+    for entries in ([outer | name], [inner], [v3, baseline, proof]):
+        layout.write(*entries)
+        files = Folder(layout.top)
+        assert read_layout(files, "").digest == baseline["digest"]
+        assert read_layout(files, "", "v3").digest == v3["digest"]
+        assert refusal(lambda: read_layout(files, "", "v9")) == "it has no variant 'v9', only v1, v3"  # noqa: B023
+    layout.write(layout.json({"schemaVersion": 2, "manifests": [v3]}, INDEX) | name)
+    assert read_layout(Folder(layout.top), "latest").digest == v3["digest"]
+
+
 def refusal(call: Callable[[], Any]) -> str:
     with pytest.raises(RefusedError) as caught:
         call()

@@ -187,7 +187,14 @@ def test_labels_that_are_left_out_are_named(tmp_path: Path) -> None:
     }
     layout = Layout(tmp_path / "layout")
     image = layout.image([tar("x")], "mine", configuration={"Labels": labels})
-    request = {"kind": "oci", "name": "mine", "compression": "", "max_bytes": 1 << 20, "max_files": 100}
+    request = {
+        "kind": "oci",
+        "name": "mine",
+        "variant": "",
+        "compression": "",
+        "max_bytes": 1 << 20,
+        "max_files": 100,
+    }
     (tmp_path / "out").mkdir()
     said: list[str] = []
     taken = take(request, layout.write(image), tmp_path, tmp_path / "out", said.append)

@@ -53,6 +53,8 @@ LAYER_TYPES = {
     "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
 NAME_ANNOTATION = "org.opencontainers.image.ref.name"
+ATTESTATION = "vnd.docker.reference.type"
+"""Annotation of an entry that describes another one (BuildKit)."""
 
 
 class Files(Protocol):
@@ -194,31 +196,54 @@ class _Hashed(RawIOBase):
         return len(data)
 
 
-def read_layout(files: Files, name: str) -> Container:
+def read_layout(files: Files, name: str, variant: str = "") -> Container:
     """The image of an OCI layout.
 
     Args:
         files: those of the layout.
         name: of one of its images; empty if it has only one for this platform.
+        variant: of the processor, such as ``v3``; empty for the one that runs on most.
 
     Raises:
         RefusedError: it is damaged, or has no such image, or several.
     """
     index = _json(files.open("index.json"), "index.json")
-    found = list(_manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX))))
-    if name:
-        found = [entry for entry in found if _annotations(entry).get(NAME_ANNOTATION) == name]
-        if not found:
-            raise RefusedError(f"it has no image named {name!r} for linux on amd64")
-    if not found:
+    images: dict[str, list[dict[str, Any]]] = {}
+    for entry in _manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX))):
+        images.setdefault(_name_of(entry), []).append(entry)
+    if name and name not in images:
+        raise RefusedError(f"it has no image named {name!r} for linux on amd64")
+    if not images:
         raise RefusedError("it has no image for linux on amd64")
-    if len({entry["digest"] for entry in found}) > 1:
-        names = sorted(str(_annotations(entry).get(NAME_ANNOTATION, entry["digest"])) for entry in found)
+    if not name and len({entry["digest"] for found in images.values() for entry in found[:1]}) > 1:
         raise RefusedError(
-            f"it has several images, write one of their names after the path: {', '.join(names[:8])}"
+            f"it has several images, write one of their names after the path: {', '.join(sorted(images)[:8])}"
         )
-    manifest = _described(files, found[0], "a manifest", _blob)
-    return _container(files, manifest, str(found[0]["digest"]), _blob)
+    chosen = _of_variant(images[name] if name else next(iter(images.values())), variant)
+    manifest = _described(files, chosen, "a manifest", _blob)
+    return _container(files, manifest, str(chosen["digest"]), _blob)
+
+
+def _name_of(entry: dict[str, Any]) -> str:
+    """What makes an entry one with others, which are the same image for other processors."""
+    unnamed = "" if _variant_of(entry) else entry["digest"]
+    return str(_annotations(entry).get(NAME_ANNOTATION, unnamed))
+
+
+def _variant_of(entry: dict[str, Any]) -> str:
+    platform = entry.get("platform")
+    return str(platform.get("variant") or "v1") if isinstance(platform, dict) else ""
+
+
+def _of_variant(entries: list[dict[str, Any]], variant: str) -> dict[str, Any]:
+    """The entry for a variant of the processor; without one the lowest, and of equals the first (OCI)."""
+    if not variant:
+        return min(entries, key=_variant_of)
+    for entry in entries:
+        if (_variant_of(entry) or "v1") == variant:
+            return entry
+    known = ", ".join(sorted({_variant_of(entry) or "v1" for entry in entries}))
+    raise RefusedError(f"it has no variant {variant!r}, only {known}")
 
 
 def read_fetched(files: Files) -> Container:
@@ -285,6 +310,8 @@ def _manifests(
     for entry in _part(index, "manifests", list, "an index"):
         if not isinstance(entry, dict) or not DIGEST.match(str(entry.get("digest"))):
             raise RefusedError("an index has an entry without a sha256 digest")
+        if ATTESTATION in _annotations(entry):
+            continue
         platform = entry.get("platform")
         if isinstance(platform, dict) and (platform.get("architecture"), platform.get("os")) != PLATFORM:
             continue
@@ -296,7 +323,8 @@ def _manifests(
             if next(numbers, None) is None:
                 raise RefusedError(f"it has more than {INDEXES_MAX} indexes")
             for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1, numbers):
-                yield inner | {"annotations": _annotations(inner) | _annotations(entry)}
+                named = _annotations(inner) | _annotations(entry)
+                yield {"platform": platform} | inner | {"annotations": named}
 
 
 def _annotations(entry: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,12 @@ TIME_TO_END_S = 10.0
 
 
 def fetch(
-    reference: str, folder: Path, max_bytes: int, timeout_s: float, progress: Callable[[str], None]
+    reference: str,
+    folder: Path,
+    max_bytes: int,
+    timeout_s: float,
+    progress: Callable[[str], None],
+    variant: str = "",
 ) -> None:
     """Fetch the image for linux on amd64 as a folder of skopeo's format ``dir``.
 
@@ -50,12 +55,14 @@ def fetch(
         max_bytes: of all files, and of each.
         timeout_s: seconds.
         progress: gets a line with the number of bytes, often.
+        variant: of the processor, as in ``Source``.
 
     Raises:
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    _copy(reference, folder, max_bytes, timeout_s, _amounts(progress, None), {}, "dir:/out")
+    before = ("--override-variant", variant) if variant else ()
+    _copy(reference, folder, max_bytes, timeout_s, _amounts(progress, None), {}, "dir:/out", before=before)
 
 
 def fetch_artifact(
@@ -95,10 +102,12 @@ def _copy(
     shown: Mapping[str, Path],
     target: str,
     *options: str,
+    before: tuple[str, ...] = (),
 ) -> None:
     what = checked(reference)
     with tempfile.TemporaryFile() as said, call_filter(network=True) as seccomp:
-        argv = skopeo(seccomp, folder, max_bytes, "copy", "--quiet", *options, what, target, shown=shown)
+        arguments = ("--quiet", *options, what, target)
+        argv = skopeo(seccomp, folder, max_bytes, "copy", *arguments, shown=shown, options=before)
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[seccomp]
         ) as run:

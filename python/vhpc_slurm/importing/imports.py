@@ -277,7 +277,8 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     fetched = folder / "fetched"
     fetched.mkdir()
     progress(f"fetching {source}")
-    fetch(source.pinned, fetched, images.import_max_mib << 20, images.import_timeout_s, progress)
+    most, timeout_s = images.import_max_mib << 20, images.import_timeout_s
+    fetch(source.pinned, fetched, most, timeout_s, progress, source.variant)
     return replace(source, kind="fetched", path=fetched)
 
 

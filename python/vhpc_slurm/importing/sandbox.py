@@ -90,7 +90,12 @@ def run_worker(
     """
     if shutil.which("bwrap") is None:
         raise UserError("cannot import an image", "bwrap is missing", "install the package bubblewrap")
-    asked = request | {"kind": source.kind, "name": source.name, "compression": source.compression}
+    asked = request | {
+        "kind": source.kind,
+        "name": source.name,
+        "variant": source.variant,
+        "compression": source.compression,
+    }
     with (
         call_filter(network=False) as seccomp,
         subprocess.Popen(

@@ -25,7 +25,8 @@ class Source:
 
     ``compression`` is that of a tar file: empty, ``gzip`` or ``zstd``. An image of a registry is
     of kind ``docker`` and has no path; when it is fetched, its kind is ``fetched`` and its path a
-    folder. ``name`` is its reference; ``digest`` pins it to a manifest or an index.
+    folder. ``name`` is its reference; ``digest`` pins it to a manifest or an index. ``variant``
+    of the processor chooses one of an index, such as ``v3``; empty: the one that runs on most.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Source:
     name: str = ""
     compression: str = ""
     digest: str = ""
+    variant: str = ""
 
     def __str__(self) -> str:
         if self.kind in {"docker", "fetched"}:

@@ -74,7 +74,7 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
     """Take a source.
 
     Args:
-        request: what is wanted: ``kind``, ``name``, ``compression``, ``cmdline`` and limits.
+        request: what is wanted: ``kind``, ``name``, ``variant``, ``compression``, ``cmdline`` and limits.
         source: the file or folder.
         boot: folder with the files of an image of the site.
         out: folder to unpack into.
@@ -93,7 +93,7 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
         taken.tars.append(tar)
         taken.special = apply(taken.tree, 0, tar)
     else:
-        container = read_container(kind, source, request["name"])
+        container = read_container(kind, source, request["name"], request["variant"])
         taken.tars, taken.special = take_layers(taken.tree, container, out, budget, step)
         taken.source_digest = container.digest
         taken.process = process_of(container.config)
@@ -206,13 +206,15 @@ def check_type(kind: str, source: Path) -> None:
         raise RefusedError("cannot read it: its mode forbids it")
 
 
-def read_container(kind: str, source: Path, name: str) -> Container:
+def read_container(kind: str, source: Path, name: str, variant: str) -> Container:
     """What an archive or a layout has; RefusedError if it is damaged or has no such image."""
     if kind == "fetched":
         return read_fetched(Folder(source))
     if kind == "oci":
-        return read_layout(Folder(source), name)
-    return (read_docker if kind == "docker-archive" else read_layout)(Archive(source), name)
+        return read_layout(Folder(source), name, variant)
+    if kind == "docker-archive":
+        return read_docker(Archive(source), name)
+    return read_layout(Archive(source), name, variant)
 
 
 def is_bootable(config: dict[str, Any]) -> bool:

@@ -107,7 +107,7 @@ def _do(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         return {"files": write_listing(request, source, out, MEMORY, _amount)}
     check_type(request["kind"], source)
     if request.get("only_digest"):
-        return {"digest": read_container(request["kind"], source, request["name"]).digest}
+        return {"digest": read_container(request["kind"], source, request["name"], request["variant"]).digest}
     return _import(request, source, out)
 
 

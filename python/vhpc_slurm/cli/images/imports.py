@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -77,6 +78,15 @@ def import_(
             show_default=False,
         ),
     ] = "",
+    variant: Annotated[
+        str,
+        typer.Option(
+            "--variant",
+            metavar="VARIANT",
+            help="Of several images for x86-64, that for this variant, such as v3; default: the lowest.",
+            show_default=False,
+        ),
+    ] = "",
     label: Labels = None,
     catalog: CatalogFolder = None,
     as_json: Json = False,
@@ -84,7 +94,7 @@ def import_(
     """Make an image of a container or of a file tree (owner of the catalogue)."""
     config = options.config()
     where = options.catalog(config, catalog, target)
-    parsed, ref = Source.parse(source), ImageRef.parse(target)
+    parsed, ref = replace(Source.parse(source), variant=variant), ImageRef.parse(target)
     found = import_image(config.images, parsed, ref, where.path, kernel, progress, _labels(label or ()))
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
