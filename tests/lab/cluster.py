@@ -179,11 +179,21 @@ class Lab:
         """
         done = self._commands.run(["-u", user, host, "--", *argv], stdin.encode(), limit(timeout))
         result = Done(done.code, done.out.decode(errors="replace"), done.err.decode(errors="replace"))
-        fault = EMULATOR_FAULTS.search(result.out + result.err) if host == "login" else None
-        if fault is not None:
-            raise EmulatorError(fault[0])
+        if host == "login" and (fault := self._emulator_fault(result.out + result.err)):
+            raise EmulatorError(fault)
         assert not check or result.code == 0, f"{host}: {shlex.join(argv)}: {result}"
         return result
+
+    def _emulator_fault(self, said: str) -> str:
+        """The sign of a fault of the emulator in what a job's user reads, or in a console that it names."""
+        consoles = [
+            self._commands.run(["-u", "root", "login", "--", "cat", path], b"", limit(60)).out.decode(
+                errors="replace"
+            )
+            for path in re.findall(r"its console: (/\S+\.console)", said)
+        ]
+        found = EMULATOR_FAULTS.search("\n".join([said, *consoles]))
+        return found[0] if found else ""
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""
