@@ -25,19 +25,6 @@ local function status_of(command)
     return code
 end
 
-local function wish(options, option, variable)
-    local given = options["spank"]
-    given = given and given["vhpc"]
-    given = given and given[option]
-    if given == nil then
-        given = os.getenv(variable)
-    end
-    if given == "" then
-        given = nil
-    end
-    return given
-end
-
 -- A value that Slurm will choose from a list is not known yet.
 local function known(text)
     if text ~= nil and string.find(text, ",", 1, true) then
@@ -47,22 +34,19 @@ local function known(text)
 end
 
 function vhpc_check(options)
-    local image = wish(options, "vhpc-image", "VHPC_IMAGE")
-    if image == nil or (options["type"] == "srun" and os.getenv("SLURM_JOB_ID") ~= nil) then
+    local given = (options["spank"] or {})["vhpc"] or {}
+    local image = given["vhpc-image"] or os.getenv("VHPC_IMAGE") or ""
+    if image == "" or (options["type"] == "srun" and os.getenv("SLURM_JOB_ID") ~= nil) then
         return slurm.SUCCESS -- no guests, or a step of a job that runs
     end
     local arguments = {
-        ["--image"] = image,
-        ["--network"] = wish(options, "vhpc-network", "VHPC_NETWORK"),
-        ["--disk"] = wish(options, "vhpc-disk", "VHPC_DISK"),
-        ["--batch"] = wish(options, "vhpc-batch", "VHPC_BATCH"),
-        ["--guests-per-node"] = wish(options, "vhpc-guests-per-node", "VHPC_GUESTS_PER_NODE"),
-        ["--vfs"] = wish(options, "vhpc-vfs", "VHPC_VFS"),
-        ["--timeout"] = wish(options, "vhpc-timeout", "VHPC_TIMEOUT"),
         ["--partition"] = known(options["partition"]),
         ["--account"] = options["account"],
         ["--qos"] = known(options["qos"]),
     }
+    for name, value in pairs(given) do -- vhpc itself reads the variables of the others
+        arguments[string.gsub(name, "^vhpc", "-")] = value
+    end
     local command = quoted(VHPC) .. " policy check"
     for name, value in pairs(arguments) do
         command = command .. " " .. quoted(name .. "=" .. value)

@@ -96,14 +96,8 @@ bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char
         return true;
     }
     if (!is_image_name(text, name) || !is_image_tag(tag, tag_length) ||
-        (at != NULL && !is_digest(at + 1))) {
-        *why =
-            "[own/]NAME[:TAG][@sha256:DIGEST] is expected: a name of lower case letters, digits, "
-            "'.', '_' and '-' that starts with a letter or digit, at most 64 characters, and "
-            "64 hexadecimal digits (see: vhpc image ls); or a source such as docker://NAME or "
-            "oci-archive:/PATH";
+        (at != NULL && !is_digest(at + 1)))
         return false;
-    }
     snprintf(value, VHPC_VALUE_SIZE, "%s%.*s:%.*s%s", is_own ? own : "", (int)name, text,
              (int)tag_length, tag, at == NULL ? "" : at);
     return true;

@@ -17,7 +17,8 @@ bool vhpc_is_source(const char *text);
 /*
  * [own/]NAME[:TAG][@DIGEST] -> [own/]NAME:TAG[@DIGEST]; an absent tag means latest. With a digest
  * the job gets the image of that digest, whatever the name points to; with own/ the image is in the
- * user's own catalogue.  A source stays as it is until the job is created (allocator.c).
+ * user's own catalogue.  A source stays as it is until the job is created (allocator.c).  why is
+ * set only if the source is not correct.
  */
 bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char **why);
 

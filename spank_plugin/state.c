@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "bounds.h"
+#include "option_ids.h"
 #include "text.h"
 
 /* sun_path of a unix socket, with its NUL: unix(7). */
@@ -147,7 +148,8 @@ static bool read_guests(struct vhpc_state *state, const char *text)
     state->guests = 1;
     if (text == NULL)
         return true;
-    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > VHPC_GUESTS_MAX)
+    if (!read_u32(text, &state->guests) || state->guests == 0 ||
+        state->guests > VHPC_GUESTS_PER_NODE_MOST)
         return false;
     return state->guests == 1 || state->status != VHPC_READY ||
            (length > end && strcmp(state->socket + length - end, FIRST_SOCKET) == 0);

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+
+from vhpc_slurm.options import table
 
 CHECKOUT = Path(__file__).parents[2]
 LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "spank_plugin"))
@@ -16,11 +20,19 @@ LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "
 
 def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...] = ()) -> str:
     """Compile a program and return what it prints."""
+    made = compile_c(folder, program, sources)
+    done = subprocess.run([made, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def compile_c(folder: Path, program: str, sources: tuple[Path, ...] = ()) -> Path:
+    """Compile a program; the headers of the plugin need the table of its options."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler: install gcc, or set CC")
     (folder / "probe.c").write_text(program)
-    includes = [f"-I{path}" for path in (LIB, AGENT, PLUGIN)]
+    table.write(folder)
+    includes = [f"-I{path}" for path in (LIB, AGENT, PLUGIN, folder)]
     command: list[str | Path] = [
         compiler,
         "-std=gnu17",
@@ -31,8 +43,7 @@ def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...]
         folder / "probe.c",
     ]
     subprocess.run([*command, *sources], check=True, capture_output=True, text=True)
-    done = subprocess.run([folder / "probe", *arguments], check=True, capture_output=True, text=True)
-    return done.stdout
+    return folder / "probe"
 
 
 def values(folder: Path, headers: dict[str, list[str]]) -> dict[str, int]:
@@ -43,3 +54,16 @@ def values(folder: Path, headers: dict[str, list[str]]) -> dict[str, int]:
     program = f"{includes}int main(void)\n{{\n{prints}return 0;\n}}\n"
     said = run_c(folder, program)
     return {name: int(value) for name, value in (line.split() for line in said.splitlines())}
+
+
+def strings(header: str) -> dict[str, str]:
+    """Macros that are texts."""
+    return dict(re.findall(r'^#define (\w+) "(.*)"$', header, re.MULTILINE))
+
+
+def highest(settings: type, name: str) -> int:
+    """The upper limit of a setting."""
+    hint = get_type_hints(settings, include_extras=True)[name]
+    (limit,) = (meta.le for meta in hint.__metadata__ if getattr(meta, "le", None) is not None)
+    assert isinstance(limit, int)
+    return limit

@@ -14,6 +14,7 @@ from site_catalog import publish
 
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.options import OPTIONS
 from vhpc_slurm.policy import Subject, applying, possible
 
 RULES = """
@@ -201,6 +202,31 @@ def test_what_cannot_be_read_is_no_refusal(capsys: pytest.CaptureFixture[str]) -
     ):
         assert main(["policy", "check", *words]) == 2, "contrib/cli_filter.lua refuses only at status 1"
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("limits")
+def test_check_takes_variables_as_sbatch_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ["policy", "check", "--user", "alice", "--partition", "gpu"]
+    monkeypatch.setenv("VHPC_DISK", "2G")
+    assert main(job) == 1
+    assert "the job asks for 2048" in capsys.readouterr().err
+    assert main([*job, "--disk", "64"]) == 0, "the option comes before its variable"
+    monkeypatch.setenv("VHPC_DISK", "")
+    assert main(job) == 0, "an empty variable counts as absent"
+    monkeypatch.setenv("VHPC_IMAGE", "no-such-image")
+    assert main(job) == 1
+    assert "image no-such-image:latest is unknown" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("limits")
+def test_check_takes_each_option_of_sbatch(capsys: pytest.CaptureFixture[str]) -> None:
+    """contrib/cli_filter.lua passes on all that were given."""
+    for option in OPTIONS:
+        main(["policy", "check", f"--{option.name}", ""])
+        assert "No such option" not in capsys.readouterr().err
+    assert main(["policy", "check", "--console", "c.txt", "--mem-reserve", "1G", "--save", "own/a"]) == 0
 
 
 @pytest.mark.usefixtures("limits")

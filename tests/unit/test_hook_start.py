@@ -23,7 +23,7 @@ NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
     *("chunks", "config", "controller", "cpulist", "errors", "files", "hardware", "hooks", "model", "munge"),
-    *("loglines", "node", "record", "rootport", "terminal"),
+    *("loglines", "node", "options", "record", "rootport", "terminal"),
 }
 MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
 COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}

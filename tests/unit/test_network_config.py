@@ -92,7 +92,9 @@ def test_the_word_is_checked_again_by_the_controller(monkeypatch: pytest.MonkeyP
     for word in ("job", "none", "nat", "job,nat", "job,multicast", "job,multicast,nat"):
         monkeypatch.setenv("SPANK_VHPC_NETWORK", word)
         assert slurmctld._request(env, job).network == word
-    for word in ("nat,job", "Job", "job\n", "multicast"):
+    monkeypatch.setenv("SPANK_VHPC_NETWORK", "nat,job")
+    assert slurmctld._request(env, job).network == "job,nat", "the canonical form"
+    for word in ("nat,nat", "Job", "job\n", "multicast"):
         monkeypatch.setenv("SPANK_VHPC_NETWORK", word)
-        with pytest.raises(UserError, match=r"--vhpc-network=.*one of these is expected: none job "):
+        with pytest.raises(UserError, match=r"--vhpc-network='.*expected"):
             slurmctld._request(env, job)

@@ -18,21 +18,20 @@ from vhpcd_process import Vhpcd, make
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.config.network import Network
-from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.policy import DEFAULTED, Rule
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import (
-    DEFAULTED,
     Allocation,
-    BatchPlace,
     GresAllocation,
     JobRequest,
     LeaseState,
     NodeAllocation,
 )
+from vhpc_slurm.options import BatchPlace
 from vhpc_slurm.policy import limit_refusal, with_defaults
 from vhpc_slurm.policy.rules import covers
 
-ALL = tuple(DEFAULTED)
+ALL = tuple(option.field for option in DEFAULTED)
 
 
 def site(*rules: Rule) -> Config:
@@ -155,7 +154,7 @@ def test_functions_that_slurm_counts_are_limited_too() -> None:
         ),
         ("default_network = 'job'\nnetworks = ['none']", "but job is not in its networks"),
         ("default_network = 'nat'", "but nat is not in network.allowed"),
-        ("default_batch = 'host'\nbatch = ['guest']", "'host', which is not in its batch"),
+        ("default_batch = 'host'\nbatch = ['guest']", "'host', but host is not in its batch"),
         ("batch = ['host']", "batch without guest: set its default_batch to host"),
         ("batch = []", "length >= 1"),
         ("max_guests_per_node = 65", "<= 64"),

@@ -15,8 +15,10 @@ from vhpc_slurm.config.policy import Rule, ShareKind
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import ImageRef, JobRequest
+from vhpc_slurm.options import NETWORK
 from vhpc_slurm.policy import Subject, applying, visible_shares
-from vhpc_slurm.policy.rules import image_refusal, network_refusal, signer_refusal
+from vhpc_slurm.policy.limits import option_refusal
+from vhpc_slurm.policy.rules import image_refusal, signer_refusal
 
 ALICE = Subject("alice", "main", "physics", "normal")
 
@@ -112,9 +114,12 @@ def test_one_signature_of_a_permitted_principal_is_enough() -> None:
 
 def test_each_word_of_a_network_must_be_permitted() -> None:
     rule = Rule(name="a", networks=("none", "job"))
-    assert network_refusal(rule, ["job"]) == network_refusal(rule, ["none"]) == ""
-    assert "does not permit network nat (choose by --vhpc-network: none, job)" in network_refusal(
-        rule, ["job", "nat"]
+    assert option_refusal(rule, NETWORK, "job") == option_refusal(rule, NETWORK, "none") == ""
+    assert "does not permit network nat (choose by --vhpc-network: none, job)" in option_refusal(
+        rule, NETWORK, "job,nat"
+    )
+    assert "(choose by --vhpc-network: nothing)" in option_refusal(
+        Rule(name="a", networks=()), NETWORK, "none"
     )
 
 

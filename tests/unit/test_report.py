@@ -154,6 +154,20 @@ def test_the_figures_of_programs_are_in_every_form(capsys: pytest.CaptureFixture
         assert one in page.texts
 
 
+def test_options_of_the_user_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    made = record()
+    asked = replace(
+        made.lease.request, disk_mib=2048, disk_mount="/local", guests_per_node=2, defaults=(("batch", "a"),)
+    )
+    reports._show(reportdata.make(replace(made, lease=replace(made.lease, request=asked)), []))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "guests 2 on each node --vhpc-disk 2048M:/local set by policy batch = guest, by rule 'a'" in text
+    assert "--vhpc" not in text.partition("2048M")[2]
+    document = reportdata.document(found())
+    assert (document["guests_per_node"], document["batch"]) == (1, "guest")
+    assert (document["disk_mib"], document["disk_mount"]) == (None, "")
+
+
 def test_a_refusal_is_said_once() -> None:
     made = record()
     refused = replace(made, lease=replace(made.lease, refusal="too small"))

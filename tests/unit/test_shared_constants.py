@@ -7,28 +7,14 @@ A C compiler evaluates the headers; files of the plugin that do not need Slurm a
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import get_type_hints
 
 import pytest
-from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, run_c, values
+from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, highest, strings, values
 
-from vhpc_slurm import config
-from vhpc_slurm.config.disks import (
-    MAX_DISK_MIB,
-    MIN_DISK_MIB,
-    MOUNT_POINT_MAX,
-    PLACES,
-    TREES,
-    mount_point_refusal,
-)
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.config.network import CHOICES, LEAST_MTU, Network
+from vhpc_slurm.config.network import LEAST_MTU, Network
 from vhpc_slurm.domain import boot
 from vhpc_slurm.domain.plain import PORT_NAME
-from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric.numbers import MAX_VFS
-from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef
 from vhpc_slurm.node.boot import helpers
 from vhpc_slurm.node.guest import channel, peers, wire
 from vhpc_slurm.node.network import nat, segment
@@ -49,7 +35,6 @@ def test_exit_statuses_of_a_shim_that_its_guest_left_agree() -> None:
 @pytest.fixture(scope="module")
 def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Values of all enumerators of protocol.h, and of single ones of other headers."""
-    bounds = "TIMEOUT_MAX_S VFS_MAX GUESTS_MAX DISK_MIN_MIB MOUNT_POINT_MAX IMAGE_PART_MAX"
     headers = {
         "protocol.h": ["VHPC_PROTOCOL_MIN", "VHPC_PROTOCOL_MAX", *ENUMERATOR.findall(PROTOCOL)],
         "fabric.h": ["FABRIC_WAIT_MAX_MS"],
@@ -60,7 +45,7 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
         "ring.h": ["RING_BYTES", "RING_PARTS"],
         "sbcast.h": ["SBCAST_GUESTS_MAX"],
-        "bounds.h": [f"VHPC_{name}" for name in bounds.split()],
+        "option_ids.h": ["VHPC_GUESTS_PER_NODE_MOST"],
     }
     return values(tmp_path_factory.mktemp("constants"), headers)
 
@@ -69,11 +54,6 @@ def group(constants: dict[str, int], block: str, prefix: str) -> dict[str, int]:
     """The enumerators between ``enum block {`` and its end, without their prefix."""
     (body,) = re.findall(rf"^enum {block} \{{\n(.*?)^\}};", PROTOCOL, re.MULTILINE | re.DOTALL)
     return {name.removeprefix(prefix): constants[name] for name in ENUMERATOR.findall(body)}
-
-
-def strings(header: str) -> dict[str, str]:
-    """Macros that are texts."""
-    return dict(re.findall(r'^#define (\w+) "(.*)"$', header, re.MULTILINE))
 
 
 # --- the guest channel -------------------------------------------------------
@@ -175,128 +155,8 @@ def test_the_document_has_the_same_limits(
     assert f"| {row.format(*(constants[name] // unit for name in names))}" in DOCUMENT
 
 
-# --- options of the plugin ---------------------------------------------------
-
-OPTIONS_PROBE = """
-#include <stdio.h>
-#include <string.h>
-#include "options.h"
-#include "text.h"
-int main(int argc, char **argv)
-{
-    for (int i = 1; argc == 1 && i <= VHPC_OPTION_COUNT; i++)
-        printf("%s\\n", vhpc_options[i - 1].variable);
-    for (int i = 2; i < argc; i++) {
-        static struct vhpc_values values;
-        char why[VHPC_WHY_SIZE];
-        for (int id = 0; id < VHPC_OPTION_COUNT; id++)
-            if (strcmp(vhpc_options[id].variable, argv[1]) == 0)
-                printf("%s\\n", vhpc_values_set(&values, id, "", argv[i], why, sizeof why)
-                                    ? values.text[id] : "refused");
-    }
-    return 0;
-}
-"""
-
-
-def accepted(folder: Path, *arguments: str) -> list[str]:
-    """What the plugin makes of values of the option with this variable; without arguments, all variables."""
-    sources = tuple(PLUGIN / name for name in ("image.c", "mountpoint.c", "options.c", "text.c"))
-    return run_c(folder, OPTIONS_PROBE, *arguments, sources=sources).splitlines()
-
-
-def highest(settings: type, name: str) -> int:
-    """The upper limit of a setting."""
-    hint = get_type_hints(settings, include_extras=True)[name]
-    (limit,) = (meta.le for meta in hint.__metadata__ if getattr(meta, "le", None) is not None)
-    assert isinstance(limit, int)
-    return limit
-
-
-def test_variables_of_options_are_those_that_the_hooks_read(tmp_path: Path) -> None:
-    hook = (CHECKOUT / "python/vhpc_slurm/hooks/slurmctld.py").read_text()
-    read = set(re.findall(r'(?:spank|_number)\("(\w+)"\)', hook))
-    # the plugin sets this one itself
-    assert (
-        'spank_job_control_setenv(spank, "VHPC_WAITER"' in (CHECKOUT / "spank_plugin/allocator.c").read_text()
-    )
-    assert {f"VHPC_{name}" for name in read} - {"VHPC_WAITER"} == set(accepted(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("variable", "limit"),
-    [
-        ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_max_s")),
-        ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_s")),
-        ("VHPC_VFS", MAX_VFS),
-        ("VHPC_DISK", MAX_DISK_MIB),
-        ("VHPC_GUESTS_PER_NODE", MAX_GUESTS_PER_NODE),
-    ],
-)
-def test_numbers_have_the_same_limit(tmp_path: Path, variable: str, limit: int) -> None:
-    assert accepted(tmp_path, variable, str(limit), str(limit + 1)) == [str(limit), "refused"]
-
-
-def test_all_programs_agree_on_the_guests_of_a_node(constants: dict[str, int]) -> None:
-    assert constants["VHPC_GUESTS_MAX"] == constants["SBCAST_GUESTS_MAX"] == MAX_GUESTS_PER_NODE
-
-
-def test_disks_have_the_same_least_size(constants: dict[str, int]) -> None:
-    assert constants["VHPC_DISK_MIN_MIB"] == MIN_DISK_MIB
-
-
-@pytest.mark.promise("disk.mount")
-def test_mount_points_of_disks_are_the_same(constants: dict[str, int], tmp_path: Path) -> None:
-    assert constants["VHPC_MOUNT_POINT_MAX"] == MOUNT_POINT_MAX
-    reserved = [*PLACES, *TREES, *(f"{tree}/a" for tree in TREES)]
-    good = [
-        "/scratch", "/tmp", "/var/tmp", "/var/lib/a", "/homes", "/libs", "/.a", "/...", "/a/.../b",
-        "/A_b+c-d.E/9", "/" + "x" * (MOUNT_POINT_MAX - 1),
-    ]  # fmt: skip
-    bad = [
-        "", "a", "//", "/a/", "/a//b", "/.", "/..", "/a/.", "/a/..", "/./a", "/../a", "/a/../b", "/a b",
-        "/a\n", "/a,b", "/a:b", "/a%j", "/ä", "/a\\b", "/a\x01", "/" + "x" * MOUNT_POINT_MAX,
-    ]  # fmt: skip
-    paths = [*reserved, *good, *bad]
-    said = accepted(tmp_path, "VHPC_DISK", *(f"64M:{path}" for path in paths))
-    assert said == ["refused" if mount_point_refusal(path) else f"64:{path}" for path in paths]
-    assert [path for path in paths if not mount_point_refusal(path)] == good
-
-
-def test_batch_places_are_the_same(tmp_path: Path) -> None:
-    places = [place.value for place in BatchPlace]
-    assert accepted(tmp_path, "VHPC_BATCH", *places, "nowhere") == [*places, "refused"]
-
-
-def test_kinds_of_networks_are_the_same(tmp_path: Path) -> None:
-    assert accepted(tmp_path, "VHPC_NETWORK", *CHOICES, "wan") == [*CHOICES, "refused"]
-
-
-def test_image_names_are_the_same(tmp_path: Path) -> None:
-    digest = "sha256:" + "0123456789abcdef" * 4
-    names = [
-        "debian", "debian:12", "a" * 64, "a" * 65, "a:" + "b" * 64, "a:" + "b" * 65, "0a", "_a", "a:_b",
-        "a:-b", "A", "a:B", "a.b-c_d", "a b", "a:", ":b", "", "a:b:c", "-", "ä",
-        "a@", f"a@{digest}", f"a:b@{digest}", f"a@{digest}0", f"a@{digest[:-1]}", f"a:@{digest}",
-        f"a@{digest}@{digest}", f"@{digest}", f"a@{digest.upper()}", f"a@{digest}:b", f"a@{digest[7:]}",
-        "own/a", "own/a:b", f"own/a@{digest}", "own", "own/", "own/own/a", "own/../a", "Own/a", "x/a",
-    ]  # fmt: skip
-
-    def parsed(name: str) -> str:
-        try:
-            return str(ImageRef.parse(name))
-        except UserError:
-            return "refused"
-
-    said = accepted(tmp_path, "VHPC_IMAGE", *names)
-    assert dict(zip(names, said, strict=True)) == {name: parsed(name) for name in names}
-    assert 0 < said.count("refused") < len(names)
-
-
-def test_the_mark_of_a_refused_image_is_no_image() -> None:
-    mark = strings((PLUGIN / "plugin.h").read_text())["VHPC_IMAGE_REFUSED"]
-    with pytest.raises(UserError, match="image name"):
-        ImageRef.parse(mark)
+def test_shim_and_plugin_agree_on_the_guests_of_a_node(constants: dict[str, int]) -> None:
+    assert constants["VHPC_GUESTS_PER_NODE_MOST"] == constants["SBCAST_GUESTS_MAX"]
 
 
 # --- variables of the environment ---------------------------------------------

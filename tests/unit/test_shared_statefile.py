@@ -11,8 +11,9 @@ import pytest
 from c_probe import PLUGIN, run_c, values
 
 from vhpc_slurm.domain.spec import SOCKET_PATH_MAX
-from vhpc_slurm.model import MAX_GUESTS_PER_NODE, Generation
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store import statefile
+from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 
 STATE_PROBE = """
 #include <stdio.h>

@@ -16,7 +16,6 @@ from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hooks import common, slurmctld
 from vhpc_slurm.model import (
     Allocation,
-    BatchPlace,
     Generation,
     HetPlace,
     ImageIdentity,
@@ -26,6 +25,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NodeAllocation,
 )
+from vhpc_slurm.options import BatchPlace
 from vhpc_slurm.slurm.port import JobRef, SlurmError, SlurmJob
 
 DIGEST = "sha256:" + "c" * 64
@@ -164,7 +164,7 @@ def test_a_disk_may_have_a_mount_point(
 @pytest.mark.parametrize(
     ("given", "unset"),
     [
-        ({}, ("network", "disk_mib", "guests_per_node", "batch")),
+        ({}, ("network", "disk_mib", "batch", "guests_per_node")),
         ({"NETWORK": "none", "DISK": "64", "GUESTS_PER_NODE": "1"}, ("batch",)),
         ({"SAVE": "own/mine"}, ("network", "disk_mib", "guests_per_node")),
     ],
@@ -261,13 +261,17 @@ def test_a_component_without_guests_is_announced(
         ("IMAGE", "no/such name", "image"),
         ("BATCH", "elsewhere", "--vhpc-batch='elsewhere'"),
         ("MEM_RESERVE", "-1", "--vhpc-mem-reserve='-1'"),
-        ("TIMEOUT", "1" * 10, "--vhpc-timeout='1111111111'"),
+        ("TIMEOUT", "1" * 10, "--vhpc-timeout=1111111111"),
         ("TIMEOUT", "٣", "--vhpc-timeout="),
         ("VFS", "257", "--vhpc-vfs=257"),
         ("DISK", "63", "--vhpc-disk=63"),
         ("DISK", "16777217", "--vhpc-disk=16777217"),
-        ("DISK", "20G", "--vhpc-disk='20G'"),
-        ("DISK", "63:/scratch", "--vhpc-disk=63"),
+        ("DISK", "20P", "--vhpc-disk='20P'"),
+        ("DISK", "63:/scratch", "--vhpc-disk='63:/scratch': a size from 64M to 16T"),
+        ("NETWORK", "job,wan", "--vhpc-network='job,wan': 'none' or a list"),
+        ("NETWORK", "nat,site", "nat and site both lead to other networks"),
+        ("MEM_RESERVE", "0", "--vhpc-mem-reserve=0: a size from 1M to 16T"),
+        ("CONSOLE", "a\x1b[2J", "the path of a file is expected"),
         ("DISK", "64:", "--vhpc-disk='64:': an absolute path"),
         ("DISK", "64:/a/../etc", "--vhpc-disk='64:/a/../etc': an absolute path"),
         ("DISK", "64:/etc", "--vhpc-disk='64:/etc': this directory belongs to the guest's system"),

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from vhpc_slurm.options import Option, ValueRefusedError
 
 if TYPE_CHECKING:
     from vhpc_slurm.catalog import FolderCatalog
@@ -35,40 +37,61 @@ CatalogFolder = Annotated[
 ImageArgument = Annotated[str, typer.Argument(metavar="[own/]NAME[:TAG][@DIGEST]", show_default=False)]
 NewImage = Annotated[str, typer.Argument(metavar="[own/]NAME[:TAG]", show_default=False)]
 Own = Annotated[bool, typer.Option("--own", help="Your own catalogue (images.user_catalog).")]
-SUFFIXES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 
 
-@dataclass(frozen=True)
-class Disk:
-    """A disk of each guest; without ``mount`` it takes the changes to the root."""
+def sbatch(
+    declared: Sequence[Option], text: Callable[[Option], str], *, variables: bool = False
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A decorator: the command has arguments for these options of sbatch, in place of its ``asked``.
 
-    mib: int
-    mount: str = ""
+    ``asked`` gets the values that are given, by the field of ``JobRequest``.
 
-
-def _disk(text: str) -> Disk:
-    """Parse SIZE[:/MOUNT/POINT], the value of --vhpc-disk; parts of a MiB count as one.
-
-    Raises:
-        typer.BadParameter: it has another form, or no disk can be mounted there.
+    Args:
+        declared: the options; their arguments are called as they are, without --vhpc-.
+        text: the help of one.
+        variables: an option that is not given has the value of its variable, as for sbatch.
     """
-    from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB, mount_point_refusal
 
-    size, colon, mount = text.partition(":")
-    match = re.fullmatch(r"([0-9]{1,12})([KMGT]?)", size.upper(), re.ASCII)
-    mib = math.ceil(int(match[1]) * SUFFIXES[match[2] or "M"]) if match else 0
-    if not MIN_DISK_MIB <= mib <= MAX_DISK_MIB:
-        raise typer.BadParameter(
-            f"a size from {MIN_DISK_MIB}M to 16T is expected: a whole number with the suffix K, M, G or T"
-        )
-    if colon and (why := mount_point_refusal(mount)):
-        raise typer.BadParameter(f"{mount[:80]!r}: {why}")
-    return Disk(mib, mount)
+    def with_arguments(command: Callable[..., int]) -> Callable[..., int]:
+        signature = inspect.signature(command, eval_str=True)
+        arguments = [_argument(one, text(one), variable=variables) for one in declared]
+        parameters = [*signature.parameters.values()]
+        at = [*signature.parameters].index("asked")
+        parameters[at : at + 1] = arguments
+
+        @functools.wraps(command)
+        def called(**given: Any) -> int:
+            asked: dict[str, Any] = {}
+            for one in arguments:
+                asked |= given.pop(one.name, None) or {}
+            return command(**given, asked=asked)
+
+        called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        return called
+
+    return with_arguments
 
 
-def disk_option(text: str) -> Any:
-    """The option --disk of a command, with this help."""
-    return typer.Option("--disk", metavar="SIZE[:/MOUNT/POINT]", help=text, parser=_disk, show_default=False)
+def _argument(option: Option, text: str, *, variable: bool) -> inspect.Parameter:
+    def parse(value: str) -> dict[str, Any]:
+        try:
+            return option.values(value)
+        except ValueRefusedError as err:
+            raise typer.BadParameter(f"{value[:80]!r}: {err}") from None
+
+    argument = typer.Option(
+        f"--{option.name}",
+        metavar=option.shape,
+        help=text,
+        parser=parse,
+        show_default=False,
+        envvar=option.variable if variable else None,
+        show_envvar=False,
+    )
+    annotation = Annotated[dict[str, Any] | None, argument]
+    name = option.name.replace("-", "_")
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def config() -> Config:

@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB, hidden, mount_point_refusal
+from vhpc_slurm.config.disks import hidden
 from vhpc_slurm.config.network import NetworkChoice
 from vhpc_slurm.config.setting import documented
+from vhpc_slurm.options import (
+    BY_FIELD,
+    DISK,
+    MAX_GUESTS_PER_NODE,
+    MAX_SIZE_MIB,
+    MAX_TIMEOUT_S,
+    MAX_VFS,
+    MIN_DISK_MIB,
+    OPTIONS,
+    Option,
+    mount_point_refusal,
+)
 
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
@@ -18,13 +30,11 @@ ShareKind = Literal["home", "work_dir", "site"]
 """Keys of [shares] whose folders guests see."""
 Place = Literal["guest", "host"]
 """Values of --vhpc-batch."""
-MOST_GUESTS = 64
-MOST_VFS = 256
-GuestCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_GUESTS)]
-DiskMib = Annotated[int, msgspec.Meta(ge=MIN_DISK_MIB, le=MAX_DISK_MIB)]
-MostDiskMib = Annotated[int, msgspec.Meta(ge=0, le=MAX_DISK_MIB)]
-VfCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_VFS)]
-BootSeconds = Annotated[int, msgspec.Meta(ge=1, le=3600)]
+GuestCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_GUESTS_PER_NODE)]
+DiskMib = Annotated[int, msgspec.Meta(ge=MIN_DISK_MIB, le=MAX_SIZE_MIB)]
+MostDiskMib = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE_MIB)]
+VfCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_VFS)]
+BootSeconds = Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_S)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,6 +128,22 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = None
 
 
+LIMITED = tuple(
+    option
+    for key in Rule.__struct_fields__
+    for option in OPTIONS
+    if option.limit is not None and option.limit.key == key
+)
+"""Options that rules limit, in the order of the rules' keys."""
+DEFAULTED = tuple(
+    option
+    for key in Rule.__struct_fields__
+    for option in BY_FIELD.values()
+    if key == f"default_{option.field}"
+)
+"""Options that rules set for jobs without them, in the order of the rules' keys."""
+
+
 def check_rules(config: Config) -> None:
     """ValueError, which names the rule, when a rule cannot be applied, or contradicts itself or the site."""
     names = [rule.name for rule in config.policy]
@@ -146,27 +172,34 @@ def _check_limits(config: Config, rule: Rule) -> None:
 
 def _check_defaults(config: Config, rule: Rule) -> None:
     start = f"policy rule {rule.name!r} has"
+    for option in DEFAULTED:
+        _check_default(config, rule, option)
     if rule.default_network is not None:
-        words = rule.default_network.split(",")
         site = (*config.network.allowed, *(("multicast",) if config.network.multicast_guests else ()))
-        for permitted, where in ((rule.networks, "its networks"), (site, "network.allowed")):
-            if missing := [word for word in words if word not in permitted]:
-                raise ValueError(
-                    f"{start} default_network = {rule.default_network!r}, but {missing[0]} is not in {where}"
-                )
-    if rule.default_batch is not None and rule.default_batch not in rule.batch:
-        raise ValueError(f"{start} default_batch = {rule.default_batch!r}, which is not in its batch")
+        if missing := [word for word in rule.default_network.split(",") if word not in site]:
+            raise ValueError(
+                f"{start} default_network = {rule.default_network!r}, but {missing[0]} is not in "
+                "network.allowed"
+            )
     if "guest" not in rule.batch and rule.default_batch is None:
         raise ValueError(f"{start} batch without guest: set its default_batch to host")
-    disk, most = rule.default_disk_mib, config.disks.max_mib
-    if rule.max_disk_mib is not None:
-        most = rule.max_disk_mib
-    if disk is not None and disk > most:
-        raise ValueError(f"{start} default_disk_mib = {disk}, but permits {most} MiB")
     _check_mount(config, rule)
-    guests, most = rule.default_guests_per_node, rule.max_guests_per_node or MOST_GUESTS
-    if guests is not None and guests > most:
-        raise ValueError(f"{start} default_guests_per_node = {guests}, but permits {most}")
+
+
+def _check_default(config: Config, rule: Rule, option: Option) -> None:
+    """ValueError if a rule does not permit its own default of an option."""
+    key = f"default_{option.field}"
+    value = getattr(rule, key)
+    if value is None or option.limit is None:
+        return
+    start, permitted = f"policy rule {rule.name!r} has {key} = ", getattr(rule, option.limit.key)
+    if isinstance(permitted, tuple):
+        if missing := [word for word in value.split(",") if word not in permitted]:
+            raise ValueError(f"{start}{value!r}, but {missing[0]} is not in its {option.limit.key}")
+        return
+    most = config.disks.max_mib if permitted is None and option is DISK else permitted
+    if most is not None and value > most:
+        raise ValueError(f"{start}{value}, but permits {most}{' MiB' if key.endswith('_mib') else ''}")
 
 
 def _check_mount(config: Config, rule: Rule) -> None:

@@ -12,17 +12,17 @@ import contextlib
 import os
 import re
 import sys
+from typing import Any
 
 from msgspec.structs import replace
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB, mount_point_refusal
-from vhpc_slurm.config.network import CHOICES as NETWORK_CHOICES
+from vhpc_slurm.config.policy import DEFAULTED
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
-from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
+from vhpc_slurm.model import ImageRef, JobRequest
+from vhpc_slurm.options import BATCH, IMAGE, OPTIONS, SAVE, Option, ValueRefusedError
 from vhpc_slurm.slurm import commands
 from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
@@ -39,7 +39,7 @@ def prolog(config: Config) -> int:
     try:
         job = slurm.load(env.job_id)
         common.check_user(env, job.uid)
-        _check_save(config, common.spank("SAVE"))
+        _check_save(config, _given(SAVE))
         lease = client.open_generation(_request(env, job), job.allocation, _waiter())
     except UserError as err:
         # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
@@ -116,17 +116,12 @@ def _check_save(config: Config, name: str | None) -> None:
 
 def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     """The user's request; values that the user could have changed are checked again here."""
-    batch = common.spank("BATCH") or BatchPlace.GUEST.value
-    if batch not in set(BatchPlace):
-        raise UserError(f"--vhpc-batch={batch[:40]!r}", "guest or host is expected")
-    guests = _within(_number("GUESTS_PER_NODE"), "guests-per-node", 1, MAX_GUESTS_PER_NODE)
-    network = common.spank("NETWORK")
-    if network is not None and network not in NETWORK_CHOICES:
-        raise UserError(
-            f"--vhpc-network={network[:40]!r}",
-            f"one of these is expected: {' '.join(NETWORK_CHOICES)}",
-        )
-    disk_mib, disk_mount = _disk(common.spank("DISK"))
+    given = {option: text for option in OPTIONS if (text := _given(option)) is not None}
+    fields: dict[str, Any] = {}
+    for option, text in given.items():
+        fields |= _values(option, text)
+    # --vhpc-save is for a batch script in the guest
+    fixed = {*given, BATCH} if SAVE in given else {*given}
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,
@@ -134,67 +129,34 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         gid=job.gid,
         user=job.user,
         work_dir=os.environ.get("SLURM_JOB_WORK_DIR") or job.work_dir,
-        image=ImageRef.parse(common.spank("IMAGE") or ""),
-        mem_reserve_mib=_number("MEM_RESERVE"),
-        batch=BatchPlace(batch),
-        timeout_s=_number("TIMEOUT"),
-        console=common.spank("CONSOLE"),
+        image=ImageRef.parse(given.get(IMAGE, "")),
         job_name=job.name,
         partition=job.partition,
-        vfs=_within(_number("VFS"), "vfs", 0, MAX_VFS),
-        guests_per_node=guests or 1,
-        network=network,
         het=job.het,
         account=job.account,
         qos=job.qos,
-        disk_mib=disk_mib,
-        unset=_unset(),
-        disk_mount=disk_mount,
+        unset=tuple(option.field for option in DEFAULTED if option not in fixed),
+        **fields,
     )
 
 
-def _unset() -> tuple[str, ...]:
-    """Fields that the site's rules may set. --vhpc-save is for a batch script in the guest."""
-    options = {"network": "NETWORK", "disk_mib": "DISK", "guests_per_node": "GUESTS_PER_NODE"}
-    if common.spank("SAVE") is None:
-        options["batch"] = "BATCH"
-    return tuple(field for field, name in options.items() if common.spank(name) is None)
+def _given(option: Option) -> str | None:
+    return common.spank(option.variable.removeprefix("VHPC_"))
+
+
+def _values(option: Option, text: str) -> dict[str, Any]:
+    """The fields of a request for the value of an option."""
+    try:
+        return option.values(text)
+    except ValueRefusedError as err:
+        shown = text[:40] if text.isascii() and text.isdigit() else repr(text[:300])
+        raise UserError(f"--vhpc-{option.name}={shown}", str(err)) from None
 
 
 def _waiter() -> str:
     """The word by which srun or salloc asks vhpcd about this job; empty if none waits."""
     word = common.spank("WAITER") or ""
     return word if re.fullmatch(r"[0-9a-f]{32}", word) else ""
-
-
-def _disk(text: str | None) -> tuple[int | None, str]:
-    """Size and mount point of the guests' disks, as the plugin writes them: MIB[:/MOUNT/POINT]."""
-    if text is None:
-        return None, ""
-    size, colon, mount = text.partition(":")
-    refusal = mount_point_refusal(mount) if colon else ""
-    if refusal:
-        raise UserError(f"--vhpc-disk={text[:300]!r}", refusal)
-    return _within(_whole(size, "DISK"), "disk", MIN_DISK_MIB, MAX_DISK_MIB), mount
-
-
-def _number(name: str) -> int | None:
-    text = common.spank(name)
-    return None if text is None else _whole(text, name)
-
-
-def _whole(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        option = name.lower().replace("_", "-")
-        raise UserError(f"--vhpc-{option}={text[:40]!r}", "a whole number is expected")
-    return int(text)
-
-
-def _within(number: int | None, option: str, least: int, most: int) -> int | None:
-    """The number of an option, if it was given; UserError if it is outside of its bounds."""
-    if number is not None and not least <= number <= most:
-        raise UserError(f"--vhpc-{option}={number}", f"a whole number from {least} to {most} is expected")
-    return number
 
 
 HOOKS = {"prolog": prolog, "epilog": epilog, "without-guests": without_guests}

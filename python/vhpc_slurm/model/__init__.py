@@ -14,13 +14,11 @@ from __future__ import annotations
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.model.job import (
-    DEFAULTED,
     GENERATION,
     MAX_COMPONENTS,
-    MAX_GUESTS_PER_NODE,
     NODE_NAME,
+    WITHOUT_OPTIONS,
     Allocation,
-    BatchPlace,
     Generation,
     GresAllocation,
     HetPlace,
@@ -75,19 +73,17 @@ from vhpc_slurm.model.usage import (
 
 __all__ = [
     "ALARM",
-    "DEFAULTED",
     "DIGEST",
     "FIGURE_MAX",
     "GENERATION",
     "IMAGE_NAME",
     "IMAGE_TAG",
     "MAX_COMPONENTS",
-    "MAX_GUESTS_PER_NODE",
     "NODE_NAME",
     "TOLD",
+    "WITHOUT_OPTIONS",
     "Alarm",
     "Allocation",
-    "BatchPlace",
     "Blob",
     "Figures",
     "Generation",

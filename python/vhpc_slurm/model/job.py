@@ -4,20 +4,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any
 
 from msgspec.structs import replace
 
 from vhpc_slurm.model.image import ImageRef
+from vhpc_slurm.options import BY_FIELD, BatchPlace
 from vhpc_slurm.record import Record
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 NO_LEASE = "00000000"
 """Nonce of a generation without a lease; vhpcd gives it to none."""
-MAX_GUESTS_PER_NODE = 64
 MAX_COMPONENTS = 128
 """Of a heterogeneous job: MAX_HET_JOB_COMPONENTS of Slurm."""
 
@@ -55,22 +52,6 @@ class Generation(Record, frozen=True, order=True):
         return cls(int(match[1]), int(match[2]), match[3])
 
 
-class BatchPlace(StrEnum):
-    """Where the batch script runs; srun tasks run in guests either way."""
-
-    GUEST = "guest"
-    HOST = "host"
-
-
-DEFAULTED: Mapping[str, Any] = {
-    "network": None,
-    "disk_mib": None,
-    "batch": BatchPlace.GUEST,
-    "guests_per_node": 1,
-}
-"""Fields of a request that rules of the site may set, and what they are without the option and a rule."""
-
-
 class HetPlace(Record, frozen=True):
     """A component's place in its heterogeneous job.
 
@@ -86,13 +67,14 @@ class HetPlace(Record, frozen=True):
 class JobRequest(Record, frozen=True):
     """What the user asked for, with the identity Slurm vouches for.
 
+    Options of sbatch have the fields that their declarations name (``vhpc_slurm.options``).
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
     no component of a heterogeneous job.  ``disk_mib`` is the size of each guest's disk; None: no disk.
     ``disk_mount`` is the directory at which it is mounted; empty: it takes the changes to the root.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
-    set (``DEFAULTED``); ``defaults`` has those that one did set, as (field, name of the rule).
+    set; ``defaults`` has those that one did set, as (field, name of the rule).
     """
 
     job_id: int
@@ -125,10 +107,14 @@ class JobRequest(Record, frozen=True):
         Nor has it what rules of the site have set: they depend on the partition.
         """
         asked = replace(self, job_name="", partition="", account="", qos="", unset=(), defaults=())
-        given = {name: DEFAULTED[name] for name, _ in self.defaults}
-        if "disk_mib" in given:
-            given["disk_mount"] = ""
-        return replace(asked, **given)
+        given = [field for name, _ in self.defaults for field in BY_FIELD[name].fields]
+        return replace(asked, **{field: WITHOUT_OPTIONS[field] for field in given})
+
+
+WITHOUT_OPTIONS = dict(
+    zip(JobRequest.__struct_fields__[::-1], JobRequest.__struct_defaults__[::-1], strict=False)
+)
+"""Fields of a request that have values without options and rules of the site, and these values."""
 
 
 class GresAllocation(Record, frozen=True):

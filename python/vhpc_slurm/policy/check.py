@@ -10,14 +10,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, JobRequest
+from vhpc_slurm.options import NETWORK
 from vhpc_slurm.policy import signatures
-from vhpc_slurm.policy.rules import (
-    Subject,
-    applying,
-    image_refusal,
-    network_refusal,
-    signer_refusal,
-)
+from vhpc_slurm.policy.limits import option_refusal
+from vhpc_slurm.policy.rules import Subject, applying, image_refusal, signer_refusal
 
 
 class PolicyError(UserError):
@@ -51,7 +47,7 @@ def _check_network(config: Config, rule: Rule, asked: str | None) -> None:
     Raises:
         PolicyError: it does not.
     """
-    refusal = network_refusal(rule, config.network.parts(asked))
+    refusal = option_refusal(rule, NETWORK, asked or config.network.default)
     if refusal:
         raise PolicyError(f"policy rule {rule.name!r} refuses the job", refusal)
 

@@ -9,36 +9,49 @@ from dataclasses import replace
 from typing import Any
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.policy import Rule
-from vhpc_slurm.model import DEFAULTED, BatchPlace, JobRequest
-from vhpc_slurm.policy.limits import Asked, refused
+from vhpc_slurm.config.policy import DEFAULTED, Rule
+from vhpc_slurm.model import JobRequest
+from vhpc_slurm.options import Option
+from vhpc_slurm.policy.limits import option_refusal
 from vhpc_slurm.policy.rules import Subject, applying, holds
 from vhpc_slurm.record import Record
 
 
 class Default(Record, frozen=True):
-    """A value for an option, of ``rule``.
+    """The value of ``rule`` for an option.
 
     ``certain`` is false if it is not known whether the conditions of that rule hold.
     """
 
-    value: Any
+    option: Option
     rule: Rule
     certain: bool = True
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Values of the keys ``default_FIELD``, by the field of ``JobRequest``; those that the rule has."""
+        own = {field: getattr(self.rule, f"default_{field}") for field in self.option.fields}
+        return {field: value for field, value in own.items() if value is not None}
 
-def candidates(rules: Sequence[Rule], first: Rule, subject: Subject, field: str) -> list[Default]:
-    """The values one of which a job gets for a field, if ``first`` is the rule that applies to it.
+    @property
+    def value(self) -> Any:
+        """The value of the first field."""
+        return self.values.get(self.option.field)
+
+
+def candidates(rules: Sequence[Rule], first: Rule, subject: Subject, option: Option) -> list[Default]:
+    """The values one of which a job gets for an option, if ``first`` is the rule that applies to it.
 
     Rules before ``first`` do not hold then. Values that ``first`` does not permit are left out. Only
     the last one is certain; if none is, the job may get no value.
     """
     found = []
     for rule in rules[list(rules).index(first) :]:
-        value, held = getattr(rule, f"default_{field}"), True if rule is first else holds(rule, subject)
-        if value is None or held is False or not _permits(first, field, value):
+        held = True if rule is first else holds(rule, subject)
+        one = Default(option, rule, held is True)
+        if one.value is None or held is False or option_refusal(first, option, one.value):
             continue
-        found.append(Default(value, rule, held is True))
+        found.append(one)
         if held:
             break
     return found
@@ -50,19 +63,12 @@ def with_defaults(config: Config, request: JobRequest) -> JobRequest:
     first = applying(config.policy, subject)
     if first is None:
         return request
-    values: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     origin = []
-    for field in DEFAULTED:
-        if field not in request.unset:
+    for option in DEFAULTED:
+        if option.field not in request.unset:
             continue
-        for found in candidates(config.policy, first, subject, field):
-            values[field] = BatchPlace(found.value) if field == "batch" else found.value
-            origin.append((field, found.rule.name))
-            if field == "disk_mib":
-                values["disk_mount"] = found.rule.default_disk_mount or ""
-    return replace(request, **values, defaults=tuple(origin)) if origin else request
-
-
-def _permits(rule: Rule, field: str, value: Any) -> bool:
-    asked: dict[str, Any] = {field: tuple(value.split(",")) if field == "network" else value}
-    return not refused(rule, Asked(**asked))
+        for found in candidates(config.policy, first, subject, option):
+            fields |= option.values(option.text(found.values))
+            origin.append((option.field, found.rule.name))
+    return replace(request, **fields, defaults=tuple(origin)) if origin else request

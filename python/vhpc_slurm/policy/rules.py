@@ -93,7 +93,7 @@ def image_refusal(rule: Rule, labels: Sequence[str]) -> str:
     """
     if any(matches(rule.images, label) for label in labels or ("",)):
         return ""
-    refusal = f"it permits {_listed(rule.images)}" if rule.images else "it permits no image"
+    refusal = f"it permits {listed(rule.images)}" if rule.images else "it permits no image"
     return refusal if labels else f"{refusal}, and no name has this digest now"
 
 
@@ -102,16 +102,8 @@ def signer_refusal(rule: Rule, signers: Iterable[str]) -> str:
     found = sorted(signers)
     if not rule.signers or any(matches(rule.signers, one) for one in found):
         return ""
-    wanted = f"the image needs a signature of {_listed(rule.signers)}"
-    return f"{wanted}, and is signed by {_listed(found)}" if found else wanted
-
-
-def network_refusal(rule: Rule, parts: Iterable[str]) -> str:
-    """Why a rule does not permit a job's network, as words of --vhpc-network; empty if it does."""
-    missing = [part for part in parts if part not in rule.networks]
-    if not missing:
-        return ""
-    return f"it does not permit network {missing[0]} (choose by --vhpc-network: {_listed(rule.networks)})"
+    wanted = f"the image needs a signature of {listed(rule.signers)}"
+    return f"{wanted}, and is signed by {listed(found)}" if found else wanted
 
 
 def visible_shares(config: Config, request: JobRequest) -> Shares:
@@ -137,5 +129,6 @@ def matches(patterns: Iterable[str], text: str) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
 
 
-def _listed(texts: Iterable[str]) -> str:
+def listed(texts: Iterable[str]) -> str:
+    """Some texts, for a message."""
     return ", ".join(texts) or "nothing"

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.plan import PlanInput
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.options import OPTIONS, VFS
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 from vhpc_slurm.policy import visible_shares
@@ -59,10 +61,6 @@ MemoryMib = Annotated[
     int | None,
     typer.Option("--memory", metavar="MIB", min=1, help="With --image: memory of the job here; default all."),
 ]
-MemReserve = Annotated[
-    int | None,
-    typer.Option("--mem-reserve", metavar="MIB", min=0, help="With --image: as sbatch --vhpc-mem-reserve."),
-]
 UserName = Annotated[
     str | None,
     typer.Option(
@@ -81,53 +79,42 @@ GpuIndexes = Annotated[
     str | None,
     typer.Option("--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm allocates."),
 ]
-VfCount = Annotated[
-    int | None,
-    typer.Option("--vfs", metavar="N", min=0, help="With --image: number of virtual functions."),
-]
-GuestCount = Annotated[
-    int | None,
-    typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
-]
-DiskSize = Annotated[options.Disk | None, options.disk_option("With --image: as sbatch --vhpc-disk.")]
 AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A hypothetical allocation; None means all that the node has."""
+    """A hypothetical allocation; None means all that the node has.
+
+    ``asked`` has values of options of sbatch, by the field of ``JobRequest``.
+    """
 
     image: str
     cpus: str | None = None
     memory_mib: int | None = None
-    mem_reserve_mib: int | None = None
     user: str | None = None
     work_dir: str = "/"
     gpus: str | None = None
-    vfs: int | None = None
-    guests_per_node: int = 1
-    disk_mib: int | None = None
-    disk_mount: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
 
+@options.sbatch([one for one in OPTIONS if one.plan], "With --image: {0.plan}.".format)
 def plan(
     job_id: JobHere = None,
     image: ImageName = None,
     cpus: CpuIds = None,
     memory: MemoryMib = None,
-    mem_reserve: MemReserve = None,
     user: UserName = None,
     chdir: WorkDir = None,
     gpus: GpuIndexes = None,
-    vfs: VfCount = None,
-    guests_per_node: GuestCount = None,
-    disk: DiskSize = None,
+    *,
+    asked: Mapping[str, Any],
     xml: AsXml = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
     """Show the plan of Prolog on this node, for a job or for one that you describe; or why it is refused."""
-    wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node, disk)
+    wishes = (image, cpus, memory, user, chdir, gpus, asked or None)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
     if job_id is not None and any(wish is not None for wish in wishes):
@@ -136,20 +123,8 @@ def plan(
     if job_id is not None:
         case = of_job(config, job_id, name)
     else:
-        wish = Wish(
-            image or "",
-            cpus,
-            memory,
-            mem_reserve,
-            user,
-            chdir or os.getcwd(),  # noqa: PTH109
-            gpus,
-            vfs,
-            guests_per_node or 1,
-            None if disk is None else disk.mib,
-            "" if disk is None else disk.mount,
-        )
-        case = of_wish(config, wish, name)
+        work_dir = chdir or os.getcwd()  # noqa: PTH109
+        case = of_wish(config, Wish(image or "", cpus, memory, user, work_dir, gpus, asked), name)
     return show(config, case, xml=xml, as_json=as_json)
 
 
@@ -204,11 +179,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
         user=user,
         work_dir=wish.work_dir,
         image=image.ref,
-        mem_reserve_mib=wish.mem_reserve_mib,
-        vfs=wish.vfs,
-        guests_per_node=wish.guests_per_node,
-        disk_mib=wish.disk_mib,
-        disk_mount=wish.disk_mount,
+        **wish.asked,
     )
     found, more = _shares(config, request) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
@@ -232,7 +203,7 @@ def _devices(config: Config) -> NodeDevices:
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
     """The requested generic resources, and the devices that jobs may get."""
-    if wish.gpus is None and wish.vfs is None:
+    if wish.gpus is None and VFS.field not in wish.asked:
         return (), None
     try:
         indexes = parse_cpu_list(wish.gpus or "")

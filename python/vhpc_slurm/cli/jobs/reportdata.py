@@ -23,6 +23,7 @@ from vhpc_slurm.model import (
     Timeline,
 )
 from vhpc_slurm.model.lease import FAILED, TEARDOWN
+from vhpc_slurm.options import OPTIONS
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.wire_types import ProgressWire
@@ -83,10 +84,7 @@ def document(found: JobReport) -> dict[str, Any]:
         "booting": bootline.document(found.progress),
         "created": record.created,
         "updated": record.updated,
-        "guests_per_node": request.guests_per_node,
-        "batch": request.batch.value,
-        "disk_mib": request.disk_mib,
-        "disk_mount": request.disk_mount,
+        **{field: getattr(request, field) for one in OPTIONS if one.reported for field in one.fields},
         "defaults": [{"option": option, "rule": rule} for option, rule in request.defaults],
         "network": _network(lease),
         "nodes": [_node(found, part) for part in lease.allocation.nodes],

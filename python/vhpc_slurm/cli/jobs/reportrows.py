@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.cli.jobs import bootline, reportdata
 from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.model import WITHOUT_OPTIONS, JobRequest
+from vhpc_slurm.options import BY_FIELD, GUESTS_PER_NODE, OPTIONS
 from vhpc_slurm.terminal import short_digests
 
 GUEST_HEAD = ("node", "guest", "CPUs of the host", "memory MiB", "NUMA cells", "devices", "ready after s")
@@ -33,8 +36,10 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("nodes", output.node_list(lease.allocation.node_names)),
         ("guests", f"{request.guests_per_node} on each node"),
     ]
+    named += _asked(request)
     for option, rule in request.defaults:
-        place = f" at {request.disk_mount}" if option == "disk_mib" and request.disk_mount else ""
+        more = [str(value) for field in BY_FIELD[option].fields[1:] if (value := getattr(request, field))]
+        place = f" at {more[0]}" if more else ""
         named.append(("set by policy", f"{option} = {getattr(request, option)}{place}, by rule {rule!r}"))
     if network["partition_key"] is not None:
         named.append(("partition key", network["partition_key"]))
@@ -49,6 +54,19 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
     if ways:
         named.append(("other networks", ", ".join(ways)))
     return named
+
+
+def _asked(request: JobRequest) -> Iterator[tuple[str, str]]:
+    """Options that the user has given; the number of guests has a row above."""
+    for option in OPTIONS:
+        values = {field: getattr(request, field) for field in option.fields}
+        if (
+            option.reported
+            and option is not GUESTS_PER_NODE
+            and option.field not in dict(request.defaults)
+            and values[option.field] != WITHOUT_OPTIONS[option.field]
+        ):
+            yield f"--vhpc-{option.name}", option.text(values)
 
 
 def _state(found: JobReport) -> str:

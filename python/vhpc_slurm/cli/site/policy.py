@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,17 +13,21 @@ from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.policy import DEFAULTED, LIMITED, Rule
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.source import is_source
-from vhpc_slurm.model import DEFAULTED, ImageIdentity, ImageRef
+from vhpc_slurm.model import WITHOUT_OPTIONS, ImageIdentity, ImageRef
+from vhpc_slurm.options import IMAGE, NETWORK, OPTIONS, Option
 from vhpc_slurm.policy import PolicyError, Subject, check_image, mount_refusal, possible, shares_under
 from vhpc_slurm.policy.defaults import Default, candidates
-from vhpc_slurm.policy.limits import Asked, refused
+from vhpc_slurm.policy.limits import refused
 
 NO_RULE = "no rule"
-LIMITS = ("batch", "max_guests_per_node", "max_disk_mib", "max_vfs", "max_timeout_s")
-"""Keys of rules, beside images, signers, networks and shares, that permit something."""
+LIMITS = {option: option.limit.key for option in LIMITED if option.limit is not None}
+"""Keys of rules that limit options."""
+JUDGED = tuple(option for option in OPTIONS if option is not IMAGE)
+Asked = Mapping[str, Any]
+"""Values of options, by the field of ``JobRequest``."""
 
 User = Annotated[
     str, typer.Option("--user", metavar="USER", help="User of the job; default: you.", show_default=False)
@@ -34,26 +39,20 @@ Account = Annotated[
     str | None, typer.Option("--account", metavar="A", help="Its account.", show_default=False)
 ]
 Qos = Annotated[str | None, typer.Option("--qos", metavar="Q", help="Its QOS.", show_default=False)]
-Network = Annotated[
-    str | None,
-    typer.Option("--network", metavar="NETWORK", help="Its --vhpc-network.", show_default=False),
-]
-Image = Annotated[
+ImageName = Annotated[
     str | None,
     typer.Option("--image", metavar="[own/]NAME[:TAG][@DIGEST]", help="Its image.", show_default=False),
 ]
-Disk = Annotated[options.Disk | None, options.disk_option("Its --vhpc-disk.")]
-Batch = Annotated[
+ImageOrVariable = Annotated[
     str | None,
-    typer.Option("--batch", metavar="guest|host", help="Its --vhpc-batch.", show_default=False),
-]
-Guests = Annotated[
-    int | None,
-    typer.Option("--guests-per-node", metavar="N", help="Its --vhpc-guests-per-node.", show_default=False),
-]
-Vfs = Annotated[int | None, typer.Option("--vfs", metavar="N", help="Its --vhpc-vfs.", show_default=False)]
-Timeout = Annotated[
-    int | None, typer.Option("--timeout", metavar="SECONDS", help="Its --vhpc-timeout.", show_default=False)
+    typer.Option(
+        "--image",
+        metavar="[own/]NAME[:TAG][@DIGEST]",
+        help="Its image.",
+        show_default=False,
+        envvar=IMAGE.variable,
+        show_envvar=False,
+    ),
 ]
 Show = Annotated[bool, typer.Option("--show", help="Print what the job gets, and who has set it.")]
 
@@ -62,42 +61,16 @@ Show = Annotated[bool, typer.Option("--show", help="Print what the job gets, and
 class Verdict:
     """A rule that may apply, None where perhaps none does, and why it refuses the job.
 
-    ``defaults`` has, by the field of ``JobRequest``, the values one of which a job without the option gets.
+    ``defaults`` has the values of rules one of which a job without the option gets.
     """
 
     rule: Rule | None
     refusal: UserError | None
-    defaults: dict[str, list[Default]]
-
-
-@dataclass(frozen=True)
-class Wish:
-    """A job as a user describes it: its image, as written, and the values of its other options.
-
-    An image of None, or a source that has to be imported first, is not judged, nor is what is None
-    in ``asked``.
-    """
-
-    image: str | None = None
-    asked: Asked = field(default_factory=Asked)
+    defaults: dict[Option, list[Default]]
 
 
 def _subject(user: str, partition: str | None, account: str | None, qos: str | None) -> Subject:
     return Subject(user or context.user_name(), partition, account, qos)
-
-
-def _wish(
-    image: str | None,
-    network: str | None,
-    disk: options.Disk | None,
-    batch: str | None,
-    guests: int | None,
-    vfs: int | None,
-    timeout: int | None,
-) -> Wish:
-    words = None if network is None else tuple(network.split(","))
-    mib, mount = (None, "") if disk is None else (disk.mib, disk.mount)
-    return Wish(image, Asked(words, mib, batch, guests, vfs, timeout, mount))
 
 
 def _image(config: Config, image: str | None) -> tuple[ImageIdentity, FolderCatalog] | None:
@@ -110,7 +83,7 @@ def _image(config: Config, image: str | None) -> tuple[ImageIdentity, FolderCata
 def _refusal(
     config: Config, rule: Rule | None, asked: Asked, image: tuple[ImageIdentity, FolderCatalog] | None
 ) -> UserError | None:
-    if why := mount_refusal(asked.disk_mount, shares_under(config, rule).site):
+    if why := mount_refusal(asked.get("disk_mount", ""), shares_under(config, rule).site):
         return UserError(why)
     if rule is None:
         return None
@@ -125,50 +98,48 @@ def _refusal(
     return None
 
 
-def verdicts(config: Config, subject: Subject, wish: Wish) -> list[Verdict]:
+def verdicts(config: Config, subject: Subject, image: str | None, asked: Asked) -> list[Verdict]:
     """What each rule that may apply says of a job.
 
     Args:
         config: has the rules.
         subject: of the job; what is None there is not known.
-        wish: what the job asks for.
+        image: as its user writes it; None, or a source that has to be imported first: it is not judged.
+        asked: values of its other options; what is absent is not judged.
 
     Raises:
         UserError: the image does not exist.
     """
-    image = _image(config, wish.image)
+    found_image = _image(config, image)
     found = []
     for rule in possible(config.policy, subject):
         defaults = {}
         if rule is not None:
-            every = {key: candidates(config.policy, rule, subject, key) for key in DEFAULTED}
-            defaults = {key: values for key, values in every.items() if values}
-        found.append(Verdict(rule, _refusal(config, rule, wish.asked, image), defaults))
+            every = {one: candidates(config.policy, rule, subject, one) for one in DEFAULTED}
+            defaults = {one: values for one, values in every.items() if values}
+        found.append(Verdict(rule, _refusal(config, rule, asked, found_image), defaults))
     return found
 
 
+@options.sbatch(JUDGED, "Its --vhpc-{0.name}.".format, variables=True)
 def check(
     user: User = "",
     partition: Partition = None,
     account: Account = None,
     qos: Qos = None,
-    image: Image = None,
-    network: Network = None,
-    disk: Disk = None,
-    batch: Batch = None,
-    guests_per_node: Guests = None,
-    vfs: Vfs = None,
-    timeout: Timeout = None,
+    image: ImageOrVariable = None,
+    *,
+    asked: Asked,
     show: Show = False,
     as_json: Json = False,
 ) -> int:
     """Exit with status 1, and one line, if no rule that may apply permits the job; else print nothing.
 
-    With --show, print what the job gets: the values of its options, of rules, and of the site.
+    With --show, print what the job gets: the values of its options, of rules, and of the site. Variables
+    of the environment set options that are not given, as for sbatch.
     """
     config, subject = options.config(), _subject(user, partition, account, qos)
-    wish = _wish(image, network, disk, batch, guests_per_node, vfs, timeout)
-    found = verdicts(config, subject, wish)
+    found = verdicts(config, subject, image, asked)
     if all(verdict.refusal for verdict in found) and (refusal := found[0].refusal) is not None:
         raise refusal
     if as_json:
@@ -179,7 +150,7 @@ def check(
                     "refusal": None if one.refusal is None else one.refusal.line(),
                     "gets": [
                         {"option": option, "value": value, "from": origin}
-                        for option, value, origin in _gets(config, one, wish.asked)
+                        for option, value, origin in _gets(config, one, asked)
                     ],
                 }
                 for one in found
@@ -190,53 +161,41 @@ def check(
             (NO_RULE if one.rule is None else one.rule.name, option, str(value), origin)
             for one in found
             if one.refusal is None
-            for option, value, origin in _gets(config, one, wish.asked)
+            for option, value, origin in _gets(config, one, asked)
         ]
         output.write_table(("RULE", "OPTION", "VALUE", "FROM"), rows)
     return 0
 
 
 def _gets(config: Config, verdict: Verdict, asked: Asked) -> list[tuple[str, Any, str]]:
-    """(option, value, who has set it) of a job that a rule permits."""
-    site = {"network": config.network.default, "disk_mib": 0, "batch": "guest", "guests_per_node": 1}
+    """(field, value, who has set it) of a job that a rule permits."""
+    site = WITHOUT_OPTIONS | {"network": config.network.default, "disk_mib": 0}
     rows: list[tuple[str, Any, str]] = []
-    for key, plain in site.items():
-        own, values = getattr(asked, key), verdict.defaults.get(key, [])
-        if own is not None:
-            rows.append((key, ",".join(own) if key == "network" else own, "the job"))
-            if key == "disk_mib" and asked.disk_mount:
-                rows.append(("disk_mount", asked.disk_mount, "the job"))
+    for option in DEFAULTED:
+        if option.field in asked:
+            values = {field: asked[field] for field in option.fields}
+            rows += [(key, value, "the job") for key, value in values.items() if value != ""]
             continue
-        for one in values:
-            rows.append((key, one.value, _origin(one)))
-            if mount := _mount(key, one):
-                rows.append(("disk_mount", mount, _origin(one)))
-        if not any(one.certain for one in values):
-            rows.append((key, plain, "the site"))
+        found = verdict.defaults.get(option, [])
+        rows += [(key, value, _origin(one)) for one in found for key, value in one.values.items()]
+        if not any(one.certain for one in found):
+            rows.append((option.field, site[option.field], "the site"))
     return rows
-
-
-def _mount(field: str, found: Default) -> str:
-    """The directory at which a disk of a rule is mounted; empty for other defaults."""
-    return (found.rule.default_disk_mount or "") if field == "disk_mib" else ""
 
 
 def _origin(found: Default) -> str:
     return f"policy rule {found.rule.name!r}" + ("" if found.certain else ", if it applies")
 
 
+@options.sbatch(JUDGED, "Its --vhpc-{0.name}.".format)
 def explain(
     user: User = "",
     partition: Partition = None,
     account: Account = None,
     qos: Qos = None,
-    image: Image = None,
-    network: Network = None,
-    disk: Disk = None,
-    batch: Batch = None,
-    guests_per_node: Guests = None,
-    vfs: Vfs = None,
-    timeout: Timeout = None,
+    image: ImageName = None,
+    *,
+    asked: Asked,
     as_json: Json = False,
 ) -> int:
     """Show which rule applies to a job, what it permits, and which values it sets.
@@ -245,13 +204,12 @@ def explain(
     --network and other options of the job, each of them says whether it permits these.
     """
     config, subject = options.config(), _subject(user, partition, account, qos)
-    wish = _wish(image, network, disk, batch, guests_per_node, vfs, timeout)
-    found = verdicts(config, subject, wish)
+    found = verdicts(config, subject, image, asked)
     if as_json:
         output.write_json([_row(verdict) for verdict in found])
     else:
         head = ("RULE", "APPLIES IF", "IMAGES", "SIGNERS", "NETWORKS", "SHARES", "LIMITS", "DEFAULTS")
-        judged = wish != Wish()
+        judged = image is not None or bool(asked)
         rows = [(*_cells(verdict, subject), *([_result(verdict)] if judged else ())) for verdict in found]
         output.write_table((*head, *(["RESULT"] if judged else ())), rows)
     return int(all(verdict.refusal for verdict in found))
@@ -267,18 +225,19 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "users": None if rule is None else rule.users,
         "images": None if rule is None else rule.images,
         "signers": None if rule is None else rule.signers,
-        "networks": None if rule is None else rule.networks,
         "shares": None if rule is None else rule.shares,
-        **{key: None if rule is None else getattr(rule, key) for key in LIMITS},
-        "defaults": {key: [_default(key, one) for one in values] for key, values in verdict.defaults.items()},
+        **{key: None if rule is None else getattr(rule, key) for key in LIMITS.values()},
+        "defaults": {
+            option.field: [_default(one) for one in values] for option, values in verdict.defaults.items()
+        },
         "refusal": None if refusal is None else refusal.line(),
     }
 
 
-def _default(field: str, found: Default) -> dict[str, object]:
-    row = {"value": found.value, "rule": found.rule.name, "certain": found.certain}
-    mount = _mount(field, found)
-    return row | {"mount": mount} if mount else row
+def _default(found: Default) -> dict[str, object]:
+    (_, value), *more = found.values.items()
+    row = {"value": value, "rule": found.rule.name, "certain": found.certain}
+    return row | {field.removeprefix(f"{found.option.name}_"): value for field, value in more}
 
 
 def _cells(verdict: Verdict, subject: Subject) -> tuple[str, ...]:
@@ -311,29 +270,25 @@ def unknown(rule: Rule, subject: Subject) -> str:
 
 
 def _limits(rule: Rule) -> str:
-    """The limits that a rule lowers, in the words of the options."""
-    places = [f"batch={rule.batch[0]}"] if len(rule.batch) == 1 else []
-    numbers = (
-        ("guests-per-node", rule.max_guests_per_node, ""),
-        ("disk", rule.max_disk_mib, "M"),
-        ("vfs", rule.max_vfs, ""),
-        ("timeout", rule.max_timeout_s, ""),
-    )
-    return ", ".join(
-        [*places, *(f"{name}<={most}{unit}" for name, most, unit in numbers if most is not None)]
-    )
+    """The limits that a rule lowers, in the words of the options; networks have a column."""
+    texts = []
+    for option, key in LIMITS.items():
+        permitted = getattr(rule, key)
+        if isinstance(permitted, tuple):
+            if len(permitted) == 1 and option is not NETWORK:
+                texts.append(f"{option.name}={permitted[0]}")
+        elif permitted is not None:
+            texts.append(f"{option.name}<={permitted}{option.unit}")
+    return ", ".join(texts)
 
 
 def _defaults(verdict: Verdict) -> str:
     """The values for jobs without the options; those of other rules with the name of the rule."""
     texts = []
-    for key, values in verdict.defaults.items():
-        name = key.removesuffix("_mib").replace("_", "-")
+    for option, values in verdict.defaults.items():
         for one in values:
-            unit = "M" if key.endswith("_mib") else ""
-            unit += f":{mount}" if (mount := _mount(key, one)) else ""
             origin = "" if one.rule is verdict.rule else f" ({_origin(one)})"
-            texts.append(f"{name}={one.value}{unit}{origin}")
+            texts.append(f"{option.name}={option.text(one.values)}{origin}")
     return ", ".join(texts)
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 
 from vhpc_slurm.controller.wire_types import Wire
-from vhpc_slurm.model import MAX_GUESTS_PER_NODE, GuestUsage, LeaseState
+from vhpc_slurm.model import GuestUsage, LeaseState
+from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 
 MAX_GENERATIONS = 1024
 """Generations of a node in a report."""

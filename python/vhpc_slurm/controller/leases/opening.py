@@ -21,7 +21,6 @@ from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment
 from vhpc_slurm.model import (
     MAX_COMPONENTS,
-    MAX_GUESTS_PER_NODE,
     NODE_NAME,
     Allocation,
     Generation,
@@ -33,6 +32,7 @@ from vhpc_slurm.model import (
     Segment,
     SegmentPart,
 )
+from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 from vhpc_slurm.placement import drivers
 
 if TYPE_CHECKING:

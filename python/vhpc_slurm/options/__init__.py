@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of sbatch, salloc and srun, each declared once.
+
+A declaration says how an option is called and described, what its values are, what limits them, and which
+field of a job's request has the value. From the declarations follow: the plugin's table with --help and the
+manual (``table``, which the build runs), the decoding in PrologSlurmctld, limits and defaults of the policy,
+arguments of `vhpc plan` and `vhpc policy`, and lines of `vhpc report`. Python's standard library only:
+hosts that build vhpc need no other one.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.options.declared import (
+    BATCH,
+    DISK,
+    GUESTS_PER_NODE,
+    IMAGE,
+    MAX_GUESTS_PER_NODE,
+    MAX_SIZE_MIB,
+    MAX_TIMEOUT_S,
+    MAX_VFS,
+    MIN_DISK_MIB,
+    NETWORK,
+    OPTIONS,
+    SAVE,
+    TIMEOUT,
+    VFS,
+    BatchPlace,
+)
+from vhpc_slurm.options.grammars import ValueRefusedError
+from vhpc_slurm.options.mountpoint import mount_point_refusal
+from vhpc_slurm.options.option import Limit, Option
+
+__all__ = [
+    "BATCH",
+    "BY_FIELD",
+    "DISK",
+    "GUESTS_PER_NODE",
+    "IMAGE",
+    "MAX_GUESTS_PER_NODE",
+    "MAX_SIZE_MIB",
+    "MAX_TIMEOUT_S",
+    "MAX_VFS",
+    "MIN_DISK_MIB",
+    "NETWORK",
+    "OPTIONS",
+    "SAVE",
+    "TIMEOUT",
+    "VFS",
+    "BatchPlace",
+    "Limit",
+    "Option",
+    "ValueRefusedError",
+    "mount_point_refusal",
+]
+
+BY_FIELD = {option.field: option for option in OPTIONS if option.fields}
+"""Options by the field of ``JobRequest`` that has their value."""

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grammars of option values: a user's text becomes a value, or is refused.
+
+The plugin has a parser for each of them in C (in ``spank_plugin/options.c``, with the name of the class),
+with the same declared limits. It checks values at submission; this module checks them again on the
+controller, because users may have changed them. ``tests/unit/test_shared_options.py`` gives both the same
+texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from vhpc_slurm.options.mountpoint import mount_point_refusal
+
+_SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_BREAKS = "\u2028\u2029"
+
+
+class ValueRefusedError(ValueError):
+    """A text is not a value of its option; the message says what is expected."""
+
+
+class Grammar:
+    """Values of an option.
+
+    Attributes:
+        expected: a correct value, in words.
+    """
+
+    expected: str
+
+    def parse(self, text: str) -> Any:
+        """The value of a text.
+
+        Raises:
+            ValueRefusedError: the text is not correct.
+        """
+        raise NotImplementedError
+
+
+class Count(Grammar):
+    """A whole number."""
+
+    def __init__(self, least: int, most: int, of: str = "") -> None:
+        self.least, self.most = least, most
+        what = f"a whole number of {of}" if of else "a whole number"
+        self.expected = f"{what} from {least} to {most} is expected"
+
+    def parse(self, text: str) -> int:
+        """The number."""
+        number = _number(text)
+        if number is None or not self.least <= number <= self.most:
+            raise ValueRefusedError(self.expected)
+        return number
+
+
+class Size(Grammar):
+    """A size in MiB, written as Slurm's --mem: a number with the suffix K, M, G or T, without suffix MiB."""
+
+    def __init__(self, least: int, most: int, example: str) -> None:
+        self.least, self.most = least, most
+        self.expected = (
+            f"a size from {least}M to {most >> 20}T is expected: a whole number with the suffix K, M, G or T "
+            f"(without suffix: M), as in {example}"
+        )
+
+    def parse(self, text: str) -> Any:
+        """The size in MiB; parts of a MiB count as one."""
+        suffix = text[-1:].upper() if text.isascii() else ""
+        shift = _SHIFTS.get(suffix, 20)
+        number = _number(text[:-1] if suffix in _SHIFTS else text)
+        if number is None or not self.least <= (mib := -(-(number << shift) >> 20)) <= self.most:
+            raise ValueRefusedError(self.expected)
+        return mib
+
+
+class Disk(Size):
+    """A size, and a colon and a directory of the guest if a disk is mounted there."""
+
+    def parse(self, text: str) -> tuple[int, str]:
+        """The size in MiB and the directory; it is empty for a disk that takes the changes to the root."""
+        size, colon, mount = text.partition(":")
+        mib = super().parse(size)
+        if colon and (why := mount_point_refusal(mount)):
+            raise ValueRefusedError(why)
+        return mib, mount
+
+
+class Choice(Grammar):
+    """One of a few words."""
+
+    def __init__(self, of: type[StrEnum]) -> None:
+        self._of, self.words = of, tuple(one.value for one in of)
+        self.expected = " or ".join(f"'{word}'" for word in self.words) + " is expected"
+
+    def parse(self, text: str) -> StrEnum:
+        """The member of the enumeration."""
+        if text not in self.words:
+            raise ValueRefusedError(self.expected)
+        return self._of(text)
+
+
+class Together(NamedTuple):
+    """Words that a list may not have together: all of ``present``, and none of ``absent``."""
+
+    present: tuple[str, ...]
+    absent: tuple[str, ...]
+    why: str
+
+    def refuses(self, words: Sequence[str]) -> bool:
+        """Whether a list is refused."""
+        return all(one in words for one in self.present) and not any(one in words for one in self.absent)
+
+
+class Words(Grammar):
+    """The word none, or a list of words with commas between them; the value has them in their order here."""
+
+    def __init__(self, words: tuple[str, ...], refused: tuple[Together, ...], example: str) -> None:
+        self.words, self.refused = words, refused
+        *others, last = (f"'{word}'" for word in words)
+        listed = f"{', '.join(others)} and {last}"
+        self.expected = f"'none' or a list of {listed} is expected, such as '{example}'"
+
+    def parse(self, text: str) -> str:
+        """The canonical list."""
+        asked = text.split(",")
+        if asked == ["none"]:
+            return text
+        if len(set(asked)) < len(asked) or not set(asked) <= set(self.words):
+            raise ValueRefusedError(self.expected)
+        for rule in self.refused:
+            if rule.refuses(asked):
+                raise ValueRefusedError(rule.why)
+        return ",".join(word for word in self.words if word in asked)
+
+    def values(self) -> Iterator[str]:
+        """All values."""
+        yield "none"
+        for count in range(len(self.words)):
+            for words in combinations(self.words, count + 1):
+                if not any(rule.refuses(words) for rule in self.refused):
+                    yield ",".join(words)
+
+
+class File(Grammar):
+    """The path of a file."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.expected = (
+            f"the path of a file is expected, at most {most} bytes of UTF-8 without control characters"
+        )
+
+    def parse(self, text: str) -> str:
+        """The path."""
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:  # bytes that are not UTF-8
+            size = 0
+        plain = not any(char < " " or "\x7f" <= char <= "\x9f" or char in _BREAKS for char in text)
+        if not 0 < size <= self.most or not plain or text.endswith("/"):
+            raise ValueRefusedError(self.expected)
+        return text
+
+
+class Image(Grammar):
+    """The name of an image, which ``ImageRef`` parses."""
+
+    expected = (
+        "[own/]NAME[:TAG][@sha256:DIGEST] is expected: a name of lower case letters, digits, '.', '_' and "
+        "'-' that starts with a letter or digit, at most 64 characters, and 64 hexadecimal digits (see: "
+        "vhpc image ls); or a source such as docker://NAME or oci-archive:/PATH"
+    )
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        return text
+
+
+class OwnImage(Image):
+    """The name of an image that the user may change."""
+
+    expected = "own/NAME[:TAG] is expected, a name in your own catalogue of images"
+
+
+def _number(text: str) -> int | None:
+    """A decimal number without sign or blanks, of at most 20 digits; None if the text is not one."""
+    digits = text.lstrip("0")
+    return int(text) if text.isascii() and text.isdigit() and len(digits) <= 20 and len(text) < 4096 else None
