@@ -6,6 +6,7 @@ with the same declared limits. It checks values at submission; this module check
 controller, because users may have changed them. ``tests/unit/test_shared_options.py`` gives both the same
 texts.
 """
+# Decision: Options of sbatch are declared in Python and parsed twice
 
 from __future__ import annotations
 
