@@ -47,6 +47,16 @@ def test_a_two_node_job_runs_in_the_guests_of_its_nodes(lab: Lab) -> None:
     assert owner == "2001:2001 directory\n2001:2001 regular file\n"
 
 
+def test_users_leave_shared_folders_out(lab: Lab) -> None:
+    script = "for d in ~ /scratch; do findmnt -no FSTYPE -T $d; done"
+    where = ("-w", "n1", "-D", "/scratch", "-o", "/scratch/shares.out")
+    job = lab.finish(script, *where, "--vhpc-shares=work_dir")
+    seen = lab.run("login", "cat", "/scratch/shares.out", user="alice").out
+    lab.run("login", "rm", "-f", "/scratch/shares.out")
+    assert seen.splitlines() == ["overlay", "virtiofs"], "no home, but the working directory"
+    assert lab.vhpc("ctl", "report", str(job.id))["shares"] == "work_dir"
+
+
 @pytest.mark.promise("job.exit")
 @pytest.mark.parametrize(
     ("script", "row"),

@@ -15,6 +15,8 @@ from vhpc_slurm.config.policy import Rule, ShareKind
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import ImageRef, JobRequest
+from vhpc_slurm.node.guest import shares
+from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.options import NETWORK
 from vhpc_slurm.policy import Subject, applying, visible_shares
 from vhpc_slurm.policy.limits import option_refusal
@@ -136,6 +138,29 @@ def test_shares_are_those_of_the_site_and_of_the_rule() -> None:
         found = visible_shares(config, request)
         assert (found.home, found.work_dir, found.site) == expected
     assert visible_shares(Config(shares=site, policy=(Rule(name="a", users=("bob",)),)), request) == site
+
+
+@pytest.mark.parametrize(
+    ("asked", "home", "work_dir", "folders"),
+    [
+        (None, True, False, ("/scratch",)),
+        ("home,work_dir,site", True, False, ("/scratch",)),
+        ("home", True, False, ()),
+        ("work_dir,site", False, False, ("/scratch",)),
+        ("none", False, False, ()),
+    ],
+)
+def test_users_leave_shares_out_and_add_none(
+    tmp_path: Path, asked: str | None, home: bool, work_dir: bool, folders: tuple[str, ...]
+) -> None:
+    rule = Rule(name="a", shares=("home", "site"))
+    config = Config(shares=Shares(site=("/scratch",)), policy=(rule,))
+    request = JobRequest(1, 0, 7, 7, "alice", "/w", ImageRef("x"), shares=asked)
+    found = visible_shares(config, request)
+    assert (found.home, found.work_dir, found.site) == (home, work_dir, folders)
+    account = Account("alice", 7, 7, "", str(tmp_path / "home"), "/bin/sh", ())
+    paths = {share.path for share in shares.wanted(found, account, "/w")[0]}
+    assert paths == {*folders, *([str(tmp_path / "home")] if home else [])}
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,24 @@ DISK = Option(
     reported=True,
 )
 
+SHARES = Option(
+    "shares",
+    Words(("home", "work_dir", "site"), (), "work_dir,site"),
+    "none|LIST",
+    usage="which folders of the hosts the guests have; without it: all that the site shares",
+    detail=(
+        "none, or a list of words with commas between them: home is the home of the user, work_dir the "
+        "working directory of the job, site all other folders that the site shares. Without the option, "
+        "guests have all of them, as far as the site and its policy share them. Without home, files of "
+        "the user's home such as .bashrc and .local have no effect in guests, and the directory belongs "
+        "to the guest. A program whose working directory is not in the guest starts in /tmp. Programs "
+        "of a guest can submit jobs that have other folders."
+    ),
+    fields=("shares",),
+    plan="as sbatch --vhpc-shares",
+    reported=True,
+)
+
 SAVE = Option(
     "save",
     OwnImage(),
@@ -237,6 +255,7 @@ OPTIONS = (
     GUESTS_PER_NODE,
     NETWORK,
     DISK,
+    SHARES,
     SAVE,
 )
 """In the order of --help and of the manual."""

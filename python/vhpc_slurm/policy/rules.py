@@ -107,20 +107,21 @@ def signer_refusal(rule: Rule, signers: Iterable[str]) -> str:
 
 
 def visible_shares(config: Config, request: JobRequest) -> Shares:
-    """The settings of shares for a job, without what its rule takes away."""
-    return shares_under(config, applying(config.policy, Subject.of(request)))
+    """The settings of shares for a job, without what its user or its rule leaves out."""
+    return shares_under(config, applying(config.policy, Subject.of(request)), request.shares)
 
 
-def shares_under(config: Config, rule: Rule | None) -> Shares:
-    """The settings of shares without what a rule takes away."""
-    if rule is None:
-        return config.shares
+def shares_under(config: Config, rule: Rule | None, asked: str | None) -> Shares:
+    """The settings of shares without what a rule leaves out, or the value of --vhpc-shares."""
     own = config.shares
+    kinds = {"home", "work_dir", "site"} if rule is None else {*rule.shares}
+    if asked is not None:
+        kinds &= {*asked.split(",")}
     return msgspec.structs.replace(
         own,
-        home=own.home and "home" in rule.shares,
-        work_dir=own.work_dir and "work_dir" in rule.shares,
-        site=own.site if "site" in rule.shares else (),
+        home=own.home and "home" in kinds,
+        work_dir=own.work_dir and "work_dir" in kinds,
+        site=own.site if "site" in kinds else (),
     )
 
 

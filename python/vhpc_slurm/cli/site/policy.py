@@ -83,7 +83,8 @@ def _image(config: Config, image: str | None) -> tuple[ImageIdentity, FolderCata
 def _refusal(
     config: Config, rule: Rule | None, asked: Asked, image: tuple[ImageIdentity, FolderCatalog] | None
 ) -> UserError | None:
-    if why := mount_refusal(asked.get("disk_mount", ""), shares_under(config, rule).site):
+    folders = shares_under(config, rule, asked.get("shares")).site
+    if why := mount_refusal(asked.get("disk_mount", ""), folders):
         return UserError(why)
     if rule is None:
         return None
