@@ -22,6 +22,7 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from vhpc_slurm.importing import platforms
 from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import RefusedError
 
@@ -31,7 +32,6 @@ PARTS_MAX = 65536
 """Maximum files in an archive."""
 INDEX_DEPTH, INDEXES_MAX = 4, 256
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z", re.ASCII)
-PLATFORM = ("amd64", "linux")
 INDEX_TYPES = {
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -52,9 +52,6 @@ LAYER_TYPES = {
     "application/vnd.docker.image.rootfs.diff.tar.gzip": "gzip",
     "application/vnd.docker.image.rootfs.diff.tar.zstd": "zstd",
 }
-NAME_ANNOTATION = "org.opencontainers.image.ref.name"
-ATTESTATION = "vnd.docker.reference.type"
-"""Annotation of an entry that describes another one (BuildKit)."""
 
 
 class Files(Protocol):
@@ -208,42 +205,10 @@ def read_layout(files: Files, name: str, variant: str = "") -> Container:
         RefusedError: it is damaged, or has no such image, or several.
     """
     index = _json(files.open("index.json"), "index.json")
-    images: dict[str, list[dict[str, Any]]] = {}
-    for entry in _manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX))):
-        images.setdefault(_name_of(entry), []).append(entry)
-    if name and name not in images:
-        raise RefusedError(f"it has no image named {name!r} for linux on amd64")
-    if not images:
-        raise RefusedError("it has no image for linux on amd64")
-    if not name and len({entry["digest"] for found in images.values() for entry in found[:1]}) > 1:
-        raise RefusedError(
-            f"it has several images, write one of their names after the path: {', '.join(sorted(images)[:8])}"
-        )
-    chosen = _of_variant(images[name] if name else next(iter(images.values())), variant)
+    found = _manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX)))
+    chosen = platforms.chosen(found, name, variant)
     manifest = _described(files, chosen, "a manifest", _blob)
     return _container(files, manifest, str(chosen["digest"]), _blob)
-
-
-def _name_of(entry: dict[str, Any]) -> str:
-    """What makes an entry one with others, which are the same image for other processors."""
-    unnamed = "" if _variant_of(entry) else entry["digest"]
-    return str(_annotations(entry).get(NAME_ANNOTATION, unnamed))
-
-
-def _variant_of(entry: dict[str, Any]) -> str:
-    platform = entry.get("platform")
-    return str(platform.get("variant") or "v1") if isinstance(platform, dict) else ""
-
-
-def _of_variant(entries: list[dict[str, Any]], variant: str) -> dict[str, Any]:
-    """The entry for a variant of the processor; without one the lowest, and of equals the first (OCI)."""
-    if not variant:
-        return min(entries, key=_variant_of)
-    for entry in entries:
-        if (_variant_of(entry) or "v1") == variant:
-            return entry
-    known = ", ".join(sorted({_variant_of(entry) or "v1" for entry in entries}))
-    raise RefusedError(f"it has no variant {variant!r}, only {known}")
 
 
 def read_fetched(files: Files) -> Container:
@@ -310,10 +275,7 @@ def _manifests(
     for entry in _part(index, "manifests", list, "an index"):
         if not isinstance(entry, dict) or not DIGEST.match(str(entry.get("digest"))):
             raise RefusedError("an index has an entry without a sha256 digest")
-        if ATTESTATION in _annotations(entry):
-            continue
-        platform = entry.get("platform")
-        if isinstance(platform, dict) and (platform.get("architecture"), platform.get("os")) != PLATFORM:
+        if not platforms.may_be_ours(entry):
             continue
         if str(entry.get("mediaType")) in MANIFEST_TYPES:
             yield entry
@@ -323,13 +285,7 @@ def _manifests(
             if next(numbers, None) is None:
                 raise RefusedError(f"it has more than {INDEXES_MAX} indexes")
             for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1, numbers):
-                named = _annotations(inner) | _annotations(entry)
-                yield {"platform": platform} | inner | {"annotations": named}
-
-
-def _annotations(entry: dict[str, Any]) -> dict[str, Any]:
-    found = entry.get("annotations")
-    return found if isinstance(found, dict) else {}
+                yield platforms.inherited(inner, entry)
 
 
 def _layer(entry: Any, diff_id: str, place: Callable[[str], str]) -> Layer:
@@ -362,7 +318,7 @@ def _diff_ids(config: dict[str, Any]) -> list[str]:
 
 def _check_platform(config: dict[str, Any]) -> None:
     platform = (config.get("architecture"), config.get("os"))
-    if platform != PLATFORM:
+    if platform != platforms.PLATFORM:
         raise RefusedError(f"it is for {platform[1]} on {platform[0]}, not for linux on amd64")
 
 
