@@ -19,7 +19,7 @@ from pathlib import Path
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Guests, Host
-from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.model import (
     Blob,
     Generation,

@@ -7,8 +7,11 @@ domain has four hexadecimal digits or more (Intel's VMD counts from 10000).
 
 from __future__ import annotations
 
+import re
+
 from vhpc_slurm.record import Record
 
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 UNKNOWN_CELL = -1
 
 
@@ -103,10 +106,6 @@ class PciFunction(Record, frozen=True):
         return self.address.rpartition(".")[0]
 
 
-GPU, VF = "gpu", "vf"
-"""Roles of passed-through functions: a GPU, a virtual function of a network adapter."""
-
-
 def address_key(address: str) -> tuple[int, int, int, int]:
     """Domain, bus, slot and function as numbers, for sorting; ValueError when it is not a PCI address."""
     domain, bus, rest = address.split(":")
@@ -123,7 +122,7 @@ class Reservation(Record, frozen=True):
         cpus: OS CPUs that its vCPUs are pinned to.
         cells: (host cell, MiB): where its memory was planned; cell -1 is no cell in particular.
         hugepage_kib: size of the huge pages that back it, 0 for ordinary pages.
-        devices: PCI addresses.
+        devices: keys of its devices.
     """
 
     generation: str
@@ -132,57 +131,6 @@ class Reservation(Record, frozen=True):
     cells: tuple[tuple[int, int], ...]
     hugepage_kib: int = 0
     devices: tuple[str, ...] = ()
-
-
-class NodeDevices(Record, frozen=True):
-    """What of a node's PCI functions may go to guests.
-
-    Attributes:
-        gpus: addresses by GRES index.
-        vfs: addresses of virtual functions that may be handed out; None for all that the host has.
-        quarantined: addresses that may not, whatever else says so.
-    """
-
-    gpus: tuple[str, ...] = ()
-    vfs: tuple[str, ...] | None = None
-    quarantined: tuple[str, ...] = ()
-
-
-class VfIdentity(Record, frozen=True):
-    """What a virtual function is on its network.
-
-    Attributes:
-        node_guid, port_guid: of InfiniBand.
-        pkey: partition key of InfiniBand, without membership.
-        mac: of Ethernet: six bytes.
-        vlan: of Ethernet; 0 for none.
-    """
-
-    node_guid: int = 0
-    port_guid: int = 0
-    pkey: int = 0
-    mac: bytes = b""
-    vlan: int = 0
-
-
-class PassthroughDevice(Record, frozen=True):
-    """A host PCI function that is handed to a guest.
-
-    Attributes:
-        address: PCI address on the host.
-        role: ``GPU`` or ``VF``.
-        host_cell: NUMA cell on the host.
-        root_complex: the PCI root on the host.
-        port: index of the guest's controller that it is plugged into.
-        identity: of a virtual function; None for other devices, and where no lease has decided it yet.
-    """
-
-    address: str
-    role: str
-    host_cell: int
-    root_complex: str
-    port: int = 0
-    identity: VfIdentity | None = None
 
 
 class PciController(Record, frozen=True):

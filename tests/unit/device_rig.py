@@ -19,10 +19,11 @@ from fake_pci_device import Device, fail
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Devices, Host, Paths, Placement
-from vhpc_slurm.hardware import VF, PassthroughDevice, VfIdentity
+from vhpc_slurm.device import PassthroughDevice, VfIdentity
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import teardown
-from vhpc_slurm.node.devices import assignment, quarantine, rtnetlink
+from vhpc_slurm.node.devices import quarantine, rtnetlink
+from vhpc_slurm.node.devices.device_class import HostState
 from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -38,7 +39,7 @@ class Rig:
     fs: AttributeFs
     root: Path
     layout: Layout
-    host: assignment.HostState
+    host: HostState
     kernel: FakeRtnetlink
 
     @property
@@ -86,7 +87,7 @@ def identity(device: Device) -> VfIdentity:
 def passthrough(*found: Device, role: str = "gpu") -> list[PassthroughDevice]:
     return [
         PassthroughDevice(
-            device.address, role, 0, "pci0000:00", identity=identity(device) if role == VF else None
+            device.address, role, 0, "pci0000:00", identity=identity(device) if role == "vf" else None
         )
         for device in found
     ]
@@ -112,7 +113,7 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             placement=Placement(gpu_map=str(tmp / "gpu.map")),
             devices=Devices(timeout_s=30),
         )
-        host = assignment.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
+        host = HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)
 
 
@@ -134,7 +135,7 @@ def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
 
 
 def quarantined(rig: Rig) -> list[str]:
-    return [record.address for record in quarantine.read_records(rig.layout)]
+    return [record.key for record in quarantine.read_records(rig.layout)]
 
 
 def opened(rig: Rig, gpu: Device) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
-from vhpc_slurm.hardware import PassthroughDevice, PciController
+from vhpc_slurm.hardware import PciController
 from vhpc_slurm.model import (
     Generation,
     GuestCell,

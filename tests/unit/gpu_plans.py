@@ -12,7 +12,7 @@ from machine_tree import gpu_node
 from placement_rig import GENERATION, MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Guests, Host
-from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.model import GresAllocation, HostInventory, NodeAllocation, NodePlan
 from vhpc_slurm.node.host import inventory
 from vhpc_slurm.placement.plan import Refusal, fit

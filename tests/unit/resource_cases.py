@@ -27,6 +27,7 @@ from node_rig import publish, spawn
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.model import Generation, SiteInterface
 from vhpc_slurm.node.devices import nvswitch
 from vhpc_slurm.node.guest import libvirtd
@@ -233,11 +234,11 @@ def device(host: Host) -> Case:
 def nvswitch_partition(host: Host) -> Case:
     fmpm: Fmpm = host.fixture("fmpm")
     config = msgspec.structs.replace(host.layout.config, devices=Devices(fmpm=(str(fmpm.script),)))
-    gpu = SimpleNamespace(address="0000:0b:00.0", role="gpu")
+    gpu = PassthroughDevice("0000:0b:00.0", "gpu", 0, "pci0000:00")
     plan = cast(Any, SimpleNamespace(node="n1", guests=(SimpleNamespace(devices=(gpu,)),)))
     return Case(
         Layout(config),
-        lambda journal: NvSwitch().take(nvswitch.Fmpm(config.devices), journal, plan, {gpu.address: 3}),
+        lambda journal: NvSwitch().take(nvswitch.Fmpm(config.devices), journal, plan, {gpu.key: 3}),
         lambda: list(fmpm.active),
     )
 

@@ -11,8 +11,8 @@ import pytest
 from boot_rig import NODE, SHARES, Agent, BootRig, boot_layout, connect, prepared, run
 from stepd import needs_root
 
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import NodePlan
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node.guest.channel import ChannelRefusedError

@@ -15,8 +15,8 @@ from boot_rig import NODE, SHARES, Agent, BootRig, StillHelpers, boot_layout, co
 from stepd import needs_root
 
 from vhpc_slurm.cli.host import plan as cli_plan
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start

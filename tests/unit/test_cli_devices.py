@@ -62,7 +62,9 @@ def test_devices_are_listed_with_who_has_them_and_why_not(
 
 def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = rig.gpus[0]
-    quarantine.put(rig.layout, quarantine.record(gpu.address, "gpu", "it smells", driver="vfio-pci"))
+    quarantine.put(
+        rig.layout, quarantine.record(gpu.address, "gpu", "it smells", state={"driver": "vfio-pci"})
+    )
 
     def refuse(device: Device) -> None:
         raise fail(25)

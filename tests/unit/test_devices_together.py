@@ -31,11 +31,12 @@ def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
 
 def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
     found = ["0000:0b:00.0", "0000:0b:01.0", "0000:0c:00.0", "0001:0b:00.0"]
-    gpus = [journal.Entry(address, "device", {"address": address, "role": "gpu"}) for address in found]
-    vfs = [
-        journal.Entry(address, "device", {"address": address, "role": "vf"})
-        for address in ("0000:0d:00.1", "0000:0d:00.2")
-    ]
+
+    def entry(key: str, name: str) -> journal.Entry:
+        return journal.Entry(key, "device", {"device": key, "device_class": name})
+
+    gpus = [entry(key, "gpu") for key in found]
+    vfs = [entry(key, "vf") for key in ("0000:0d:00.1", "0000:0d:00.2")]
     together = [[entry.key for entry in lane] for lane in device.lanes([*gpus, *vfs])]
     assert together == [
         ["0000:0b:00.0", "0000:0b:01.0"],

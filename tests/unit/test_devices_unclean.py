@@ -84,12 +84,12 @@ def test_an_unclean_device_is_quarantined_and_nothing_remains(
     break_it(rig, gpu)
     with pytest.raises(QuarantinedError, match=words) as caught:
         clear(rig, journal)
-    assert [record.address for record in caught.value.records] == [gpu.address]
+    assert [record.key for record in caught.value.records] == [gpu.address]
     assert read_entries(rig.layout.journals, GENERATION) == []
     assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
     assert gpu.driver != "nvidia"  # no driver of the host touches it
     (record,) = quarantine.read_records(rig.layout)
-    assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
+    assert (record.key, record.device_class, record.generation) == (gpu.address, "gpu", str(GENERATION))
     assert assignment.handed_out(rig.layout).quarantined == (gpu.address,)
 
 

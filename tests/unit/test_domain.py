@@ -19,12 +19,12 @@ from domain_cases import CASES, DEVICES, FLAT, RUN, SHARES, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.boot import kernel_cmdline
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec, format_version
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import Generation, GuestTopology
 
 GOLDEN = Path(__file__).parent.parent / "data" / "domain"
@@ -235,7 +235,7 @@ def test_each_device_is_unmanaged_and_in_its_planned_port() -> None:
         assert (hostdev.get("managed"), rom.get("enabled")) == ("no", "no")
         numbers = [int(source.attrib[part], 16) for part in ("domain", "bus", "slot", "function")]
         found["{:04x}:{:02x}:{:02x}.{:x}".format(*numbers)] = int(port.attrib["bus"], 16)
-    assert found == {device.address: device.port for device in DEVICES.devices}
+    assert found == {device.key: device.port for device in DEVICES.devices}
 
 
 def test_several_preferred_cells_are_set_one_by_one() -> None:

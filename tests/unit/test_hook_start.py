@@ -22,8 +22,8 @@ NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "
 # What hooks import: Prolog until it has asked vhpcd, slurmctld's hooks at all.
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
-    *("chunks", "config", "controller", "cpulist", "errors", "files", "hardware", "hooks", "model", "munge"),
-    *("loglines", "node", "options", "record", "rootport", "terminal"),
+    *("chunks", "config", "controller", "cpulist", "device", "errors", "files", "hardware", "hooks"),
+    *("loglines", "model", "munge", "node", "options", "record", "rootport", "terminal"),
 }
 MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
 COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}

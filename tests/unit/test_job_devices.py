@@ -41,7 +41,7 @@ def test_a_job_gets_its_gpu_and_vfs_in_its_partition(rig: Rig) -> None:
     for gpu in rig.gpus:
         rig.give_to_host(gpu)
     plan, journal = prepare(rig, lease(gpus(1), vfs(2)))
-    got = {device.address: device.role for device in plan.guests[0].devices}
+    got = {device.key: device.device_class for device in plan.guests[0].devices}
     assert got == {rig.gpus[1].address: "gpu", rig.vfs[0].address: "vf", rig.vfs[1].address: "vf"}
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "vfio-pci"]
     ports = rig.kernel.interfaces[1].ports
@@ -85,7 +85,7 @@ def test_a_quarantined_vf_is_replaced_and_a_gpu_is_not(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
     plan, journal = prepare(rig, lease(vfs(1)))
-    assert [device.address for device in plan.guests[0].devices] == [rig.vfs[1].address]
+    assert [device.key for device in plan.guests[0].devices] == [rig.vfs[1].address]
     journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     with pytest.raises(NodeError, match=f"device {rig.gpus[0].address} of n1 is quarantined"):
@@ -100,9 +100,9 @@ def test_an_unfit_vf_is_parked_and_the_next_nearest_is_used(
     silent.config[:] = b"\xff" * 64
     pinned.override = "pci-stub"
     plan, journal = prepare(rig, lease(gpus(0), vfs(1)))
-    assert [device.address for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
+    assert [device.key for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
     assert [path for path, _ in rig.pci.log if silent.address in path or pinned.address in path] == []
-    found = {record.address: record.reason for record in quarantine.read_records(rig.layout)}
+    found = {record.key: record.reason for record in quarantine.read_records(rig.layout)}
     assert found.keys() == {silent.address, pinned.address}
     assert "does not answer" in found[silent.address]
     assert "is pinned to driver pci-stub" in found[pinned.address]
@@ -135,7 +135,7 @@ def test_a_vf_in_a_group_of_another_job_is_skipped_not_parked(
     )
     prepare(rig, first)
     plan, _ = prepare(rig, second)
-    assert [device.address for device in plan.guests[0].devices] == [good.address]
+    assert [device.key for device in plan.guests[0].devices] == [good.address]
     assert f"in use: {beside.address}" in caplog.text
     assert quarantine.read_records(rig.layout) == ()
     reserved = {reservation.generation: reservation.devices for reservation in reservations.live(rig.layout)}
@@ -149,7 +149,7 @@ def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     with pytest.raises(NodeError, match="the job needs 2 virtual functions on n1, 1 are free"):
         prepare(rig, lease(vfs(2)))
     # of those that were tried and found bad
-    assert {record.address for record in quarantine.read_records(rig.layout)} == {
+    assert {record.key for record in quarantine.read_records(rig.layout)} == {
         vf.address for vf in rig.vfs[1:]
     }
     assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
@@ -218,7 +218,7 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
         assert [f"{guid:016x}" for guid in plan.guests[0].port_guids] == sorted(got.values())
         # the second adapter is the second rail, also for who has none on the first
         second = replace(plan.guests[0], devices=plan.guests[0].devices[2:])
-        assert {device.address for device in second.devices} == set(rig.pfs[1].virtfns)
+        assert {device.key for device in second.devices} == set(rig.pfs[1].virtfns)
         alone = identities.of_plan(what, replace(plan, guests=(second,)), host(rig))
         assert sorted(f"{one.port_guid:016x}" for one in alone.values()) == [
             "02cc123401000400",

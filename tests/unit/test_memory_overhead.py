@@ -14,8 +14,9 @@ from placement_rig import MANIFEST, REQUEST, host
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.shares import Shares
+from vhpc_slurm.device import HostDevice, NodeDevices, PassthroughDevice
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.hardware import NodeDevices, PassthroughDevice, PciBar, PciFunction
+from vhpc_slurm.hardware import PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, JobRequest, NodeAllocation, NodePlan
 from vhpc_slurm.placement import deadlines
 from vhpc_slurm.placement.devices import Wanted
@@ -26,12 +27,13 @@ DOCS = Path(__file__).parents[2] / "docs/memory.md"
 GIB = 1 << 30
 
 
-def gpu(number: int, bar: int = 128 * GIB) -> PciFunction:
+def gpu(number: int, bar: int = 128 * GIB) -> HostDevice:
     bars = (PciBar(1, bar, memory=True, wide=True, prefetchable=True),)
-    return PciFunction(
+    place = PciFunction(
         f"0000:{number:02x}:00.0", 0x030200, 0x10DE, 0x2330, "vfio-pci", 0, (), f"pci0000:{number:02x}",
         iommu_group=number, reset_methods=("flr",), bars=bars,
     )  # fmt: skip
+    return HostDevice(place.address, "gpu", place)
 
 
 def test_the_example_of_the_manual_is_what_the_code_says() -> None:
@@ -79,12 +81,12 @@ def test_the_largest_functions_of_a_pool_are_reckoned_with() -> None:
 
 def planned(memory_mib: int, *, gpus: int = 0, request: JobRequest = REQUEST, reserve: int = 256) -> NodePlan:
     devices = tuple(gpu(number) for number in range(1, gpus + 1))
-    there: HostInventory = replace(host(), pci=devices, address_bits=46)
+    there: HostInventory = replace(host(), pci=tuple(device.place for device in devices), address_bits=46)
     there = replace(there, cells=tuple(replace(cell, memory_mib=1 << 20) for cell in there.cells))
     gres = (GresAllocation("gpu", "", gpus, tuple(range(gpus))),) if gpus else ()
     allocation = NodeAllocation(there.node, (0, 1), memory_mib, gres)
     config = Config(guests=Guests(memory_reserve_mib=reserve))
-    given = NodeDevices(tuple(function.address for function in devices))
+    given = NodeDevices(tuple(device.key for device in devices))
     return plan_node(GENERATION, allocation, there, request, MANIFEST, config, devices=given)
 
 

@@ -18,6 +18,7 @@ from gpu_plans import ALL, GPUS, SOCKET_0, gpu_host, gres, planned
 from hwloc_truth import Function, functions
 from machine_tree import gpu_node
 
+from vhpc_slurm.device import HostDevice
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
@@ -33,7 +34,8 @@ WAIT_S = 30
 
 def guest_of(host: HostInventory, found: list[PciFunction], cell: int) -> GuestPlan:
     """A guest of one cell that has all of these; the first one is to be its GPU."""
-    layout, errors = pci.lay_out(found, lambda f: "gpu" if f is found[0] else "vf", lambda _: 0)
+    devices = [HostDevice(f.address, "gpu" if f is found[0] else "vf", f) for f in found]
+    layout, errors = pci.lay_out(devices, lambda _: 0)
     assert layout is not None, errors
     return GuestPlan(
         0, "n1", (), GuestTopology(1, 1, 2, 1), (GuestCell(0, (0, 1), 512, cell),), 512, (), "",
@@ -81,7 +83,7 @@ def test_machines_are_told_as_lstopo_sees_them(trees: Trees, tmp_path: Path, nam
     assert len(found) > 10
     guest = guest_of(host, found, cell)
     told = places(nccl.topology(guest, host))
-    where = {device.address: told[nccl.guest_address(guest, device)] for device in guest.devices}
+    where = {device.key: told[nccl.guest_address(guest, device)] for device in guest.devices}
     assert len(where) == len(found)
     shared = 0
     for one, other in combinations(found, 2):
@@ -105,7 +107,7 @@ def test_a_gpu_of_another_socket_is_at_a_node_of_its_own(host: HostInventory) ->
     plan = planned(host, SOCKET_0, gres((0, 4), 1))
     (guest,) = plan.guests
     told = places(nccl.topology(guest, host))
-    where = {device.address: told[nccl.guest_address(guest, device)] for device in guest.devices}
+    where = {device.key: told[nccl.guest_address(guest, device)] for device in guest.devices}
     first, far, vf = (where[address] for address in (GPUS[0], GPUS[4], "0000:0d:00.1"))
     assert first == vf  # below one switch, at the guest's own cell
     assert first[0] == "0"
@@ -143,7 +145,7 @@ def test_a_single_device_without_a_gpu_needs_no_file(host: HostInventory) -> Non
     (guest,) = planned(host, SOCKET_0, gres((4,))).guests
     assert nccl.topology(guest, host) == ""
     (guest,) = planned(host, SOCKET_0, gres((0, 4))).guests
-    no_gpu = replace(guest, devices=tuple(replace(device, role="vf") for device in guest.devices))
+    no_gpu = replace(guest, devices=tuple(replace(device, device_class="vf") for device in guest.devices))
     assert nccl.topology(no_gpu, host) == ""
 
 

@@ -159,7 +159,7 @@ def test_a_function_that_will_not_be_parked_is_quarantined(rig: Rig) -> None:
     rig.kernel.interfaces[1].refuse[11] = errno.EPERM
     configure(rig, f"{pf.address}=4")
     assert states(run(rig), "park") == [State.FAILED] * 4
-    assert [record.address for record in quarantine.read_records(rig.layout)] == sorted(pf.virtfns)
+    assert [record.key for record in quarantine.read_records(rig.layout)] == sorted(pf.virtfns)
 
 
 @pytest.mark.parametrize(

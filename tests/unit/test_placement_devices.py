@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from gpu_plans import ALL, CONFIG, GPUS, SOCKET_0, SOCKET_1, attempt, devices, g
 from placement_rig import GENERATION, MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Devices, Placement
+from vhpc_slurm.device import HostDevice, NodeDevices
 from vhpc_slurm.errors import FabricError, NodeError, UserError
-from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
+from vhpc_slurm.hardware import PciBar, PciFunction, Reservation
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation
 from vhpc_slurm.placement import pci
 from vhpc_slurm.placement.plan import Refusal, plan_node
@@ -29,7 +31,7 @@ def refused(host: HostInventory, cpu_ids: range, wanted: tuple[GresAllocation, .
 
 
 def addresses(guest: GuestPlan, role: str) -> list[str]:
-    return [device.address for device in guest.devices if device.role == role]
+    return [device.key for device in guest.devices if device.device_class == role]
 
 
 FIRST_VF = {base: f"0000:{base + 5:02x}:00.1" for base in (0x08, 0x44, 0x80, 0xBC)}
@@ -81,8 +83,9 @@ def test_when_the_nearest_hca_is_used_up_the_cells_next_serves(host: HostInvento
 
 
 def test_quarantined_and_reserved_vfs_are_never_chosen(host: HostInventory) -> None:
-    given = devices(host, vfs=("0000:0d:00.3", "0000:0d:00.4"), quarantined=("0000:0d:00.3",))
-    (guest,) = planned(host, SOCKET_0, gres((0,), 1), given=given).guests
+    given = devices(host, quarantined=("0000:0d:00.1", "0000:0d:00.3"))
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, ("0000:0d:00.2",))])
+    (guest,) = planned(host, SOCKET_0, gres((0,), 1), given=given, usage=usage).guests
     assert addresses(guest, "vf") == ["0000:0d:00.4"]
 
 
@@ -162,7 +165,7 @@ def test_vfs_not_counted_by_slurm_cost_no_node(host: HostInventory) -> None:
     error = refused(host, SOCKET_0, (), vfs=2, usage=usage).error()
     assert isinstance(error, FabricError)
     assert "of 16, 15 are held by other jobs, 0 cannot be used" in error.line()
-    good_one = NodeDevices((), None, all_vfs[1:])
+    good_one = NodeDevices((), all_vfs[1:])
     error = refused(host, SOCKET_0, (), vfs=2, given=good_one).error()
     assert isinstance(error, UserError)
     assert "of 16, 0 are held by other jobs, 15 cannot be used" in error.line()
@@ -215,7 +218,7 @@ def test_gpu_and_hca_that_share_a_switch_share_one_in_the_guest(host: HostInvent
         (4, "pcie-switch-downstream-port", 3, 0),
         (5, "pcie-switch-downstream-port", 3, 1),
     ]
-    assert [(d.address, d.role, d.port) for d in guest.devices] == [
+    assert [(d.key, d.device_class, d.port) for d in guest.devices] == [
         (GPUS[0], "gpu", 4),
         (FIRST_VF[0x08], "vf", 5),
     ]
@@ -267,8 +270,12 @@ def function(
     return PciFunction(address, 0x030200, 1, 1, "", 0, (), root, bridges, bars=bars)
 
 
+def of_class(name: str, functions: Sequence[PciFunction]) -> list[HostDevice]:
+    return [HostDevice(one.address, name, one) for one in functions]
+
+
 def lay_out(*functions: PciFunction) -> pci.PciLayout:
-    layout, errors = pci.lay_out(functions, lambda _: "gpu", lambda cell: cell)
+    layout, errors = pci.lay_out(of_class("gpu", functions), lambda cell: cell)
     assert layout is not None, errors
     return layout
 
@@ -283,7 +290,7 @@ def test_nested_switches_are_mirrored_where_they_part_devices() -> None:
     assert len(ups) == 2
     inner = next(up for up in ups if layout.controllers[up.parent - 1].model == "pcie-switch-downstream-port")
     below = {c.index for c in layout.controllers if c.parent == inner.index}
-    assert {d.address for d in layout.devices if d.port in below} == {one.address, two.address}
+    assert {d.key for d in layout.devices if d.port in below} == {one.address, two.address}
 
 
 def test_a_switch_above_another_that_parts_nothing_is_left_out() -> None:
@@ -296,10 +303,10 @@ def test_a_switch_above_another_that_parts_nothing_is_left_out() -> None:
 
 def test_more_devices_than_a_bus_has_slots_are_refused() -> None:
     many = [function(f"0000:{bus:02x}:00.0") for bus in range(33)]
-    layout, errors = pci.lay_out(many, lambda _: "vf", lambda _: 0)
+    layout, errors = pci.lay_out(of_class("vf", many), lambda _: 0)
     assert layout is None
     assert "do not fit" in errors[0].line()
-    assert pci.lay_out(many[:32], lambda _: "vf", lambda _: 0)[1] == []
+    assert pci.lay_out(of_class("vf", many[:32]), lambda _: 0)[1] == []
 
 
 # --- address space -----------------------------------------------------------
@@ -321,7 +328,7 @@ GIB = 1 << 30
 )
 def test_the_hole_holds_all_large_bars(bars: list[int], hole: int) -> None:
     functions = [function(f"0000:{n:02x}:00.0", bar=bar) for n, bar in enumerate(bars, 1)]
-    assert pci.hole_bytes(functions) == hole
+    assert pci.hole_bytes(of_class("gpu", functions)) == hole
 
 
 @pytest.mark.parametrize(
@@ -364,7 +371,7 @@ def test_guests_on_a_node_share_gpus_and_vfs_by_nearness(host: HostInventory) ->
         assert {device.host_cell for device in guest.devices} == {cell}
         assert len(addresses(guest, "gpu")) == 2
         assert len(addresses(guest, "vf")) == 1
-    given = [device.address for guest in result.guests for device in guest.devices]
+    given = [device.key for guest in result.guests for device in guest.devices]
     assert len(given) == len(set(given)) == 12
 
 

@@ -16,7 +16,8 @@ from placement_rig import MANIFEST, REQUEST
 
 from pace import examples
 from vhpc_slurm.config import Config, Guests, Placement
-from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
+from vhpc_slurm.device import NodeDevices
+from vhpc_slurm.hardware import PciBar, PciFunction, Reservation
 from vhpc_slurm.model import (
     Generation,
     GresAllocation,

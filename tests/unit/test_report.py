@@ -16,8 +16,9 @@ from controller_lab import identity, request
 from html_page import Page
 from vhpc_slurm.cli.jobs import report as reports
 from vhpc_slurm.cli.jobs import reportdata, reporthtml
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.hardware import GPU, VF, PciFunction
+from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.hooks.told import MAX_BYTES, Told
 from vhpc_slurm.model import (
     Allocation,
@@ -71,7 +72,7 @@ HOST = HostInventory(
         function(VF_AT, 0x020700, physfn=PF_AT),
     ),
 )
-GUEST = GuestPlacement(0, "n1", (5, 4), ((1, 1024),), devices=((GPU_AT, GPU), (VF_AT, VF)))
+GUEST = GuestPlacement(0, "n1", (5, 4), ((1, 1024),), devices=((GPU_AT, "gpu"), (VF_AT, "vf")))
 
 
 def line(node: str, detail: str = "") -> Timeline:
@@ -293,10 +294,8 @@ def plan() -> NodePlan:
 
 
 def test_a_node_tells_of_its_guests_devices_only() -> None:
-    from vhpc_slurm.hardware import PassthroughDevice
-
     one = plan()
-    devices = (PassthroughDevice(GPU_AT, GPU, 0, "x"), PassthroughDevice(VF_AT, VF, 0, "x"))
+    devices = (PassthroughDevice(GPU_AT, "gpu", 0, "x"), PassthroughDevice(VF_AT, "vf", 0, "x"))
     told = Told(GENERATION, "n1")
     told.place(HOST, replace(one, guests=(replace(one.guests[0], devices=devices),)))
     report = told.report()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.config import Config, Paths
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.hardware import PassthroughDevice, Reservation
+from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import (
     Generation,
     GuestCell,

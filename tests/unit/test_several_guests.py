@@ -92,7 +92,9 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     for guest, rank in zip(plan.guests, (5, 6), strict=True):
         assert guest.port_guids == (numbers.port_guid(0x1234, 0, rank, 0),)
     # a GPU and a function each, and Slurm's number of each guest's GPU
-    assert [sorted(device.role for device in guest.devices) for guest in plan.guests] == [["gpu", "vf"]] * 2
+    assert [sorted(device.device_class for device in guest.devices) for guest in plan.guests] == [
+        ["gpu", "vf"]
+    ] * 2
     assert sorted(bringup._gpu_indexes(rig.layout, plan)) == [[0], [1]]
     assert [reservation.guest for reservation in reservations.live(rig.layout)] == [0, 1]
     snapshot.close()

@@ -13,8 +13,8 @@ from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
 from fake_pci_device import Device
 
+from vhpc_slurm.device import VfIdentity
 from vhpc_slurm.errors import TeardownError
-from vhpc_slurm.hardware import VfIdentity
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, vf, vf_drivers
 from vhpc_slurm.node.devices.vf import PARKED_GUID, ParkError, VfError
@@ -226,12 +226,12 @@ def test_a_vf_that_keeps_its_guid_is_quarantined(rig: Rig) -> None:
         with pytest.raises(TeardownError, match="may still be on its network"):
             teardown.clear(rig.layout, GENERATION, "n1")
         assert [entry.kind for entry in journal.read_entries(rig.layout.journals, GENERATION)] == ["device"]
-        assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
+        assert [record.key for record in quarantine.read_records(rig.layout)] == [function.address]
     interface.deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert journal.read_entries(rig.layout.journals, GENERATION) == []
     assert interface.ports[0].port_guid == PARKED_GUID
-    assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
+    assert [record.key for record in quarantine.read_records(rig.layout)] == [function.address]
     assignment.clear(rig.layout, function.address, {}, rig.host)
     assert quarantine.read_records(rig.layout) == ()
 
@@ -288,7 +288,7 @@ def test_a_jobs_vf_is_no_orphan_from_its_reservation_on(audited: Rig) -> None:
     assert port.port_guid == 1
     assert unparked(audited) == []
     journal.released("claim:g0")
-    journal.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
+    journal.acquire("device", "device:x", device=audited.pfs[0].virtfns[2])
     assert unparked(audited) == []
 
 
@@ -299,7 +299,5 @@ def test_an_orphan_vf_that_cannot_be_parked_is_quarantined(audited: Rig) -> None
     (found,) = unparked(audited)
     with pytest.raises(TeardownError, match="may still be on its network"):
         found.repair()
-    assert [record.address for record in quarantine.read_records(audited.layout)] == [
-        audited.pfs[0].virtfns[0]
-    ]
+    assert [record.key for record in quarantine.read_records(audited.layout)] == [audited.pfs[0].virtfns[0]]
     assert unparked(audited) == []

@@ -12,7 +12,6 @@ from vhpcd_process import Vhpcd
 from web_site import GPU_AT, VF_AT, end, host, timeline
 
 from vhpc_slurm.controller.api.status_messages import DeviceWire
-from vhpc_slurm.hardware import GPU, VF
 from vhpc_slurm.model import (
     Figures,
     GuestPlacement,
@@ -77,7 +76,7 @@ def _runs(vhpcd: Vhpcd, job_id: int, name: str, image: ImageRef, nodes: tuple[st
     lease = _open(vhpcd, job_id, name, image, nodes)
     for place, node in enumerate(nodes):
         vhpcd.client.lease(job_id, 0, node, 5.0)
-        devices = ((GPU_AT, GPU), (VF_AT, VF), ("0000:5e:00.3", VF))
+        devices = ((GPU_AT, "gpu"), (VF_AT, "vf"), ("0000:5e:00.3", "vf"))
         guest = GuestPlacement(
             0, node, tuple(range(0, 32, 2)), ((0, 30720), (1, 30720)), 2048, devices=devices
         )

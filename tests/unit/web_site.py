@@ -15,7 +15,7 @@ from typing import Any
 from controller_lab import allocation, request, stop
 from vhpcd_process import SOURCES, Vhpcd
 
-from vhpc_slurm.hardware import GPU, VF, PciFunction
+from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.model import (
     GuestPlacement,
     HostCell,
@@ -71,7 +71,7 @@ def start_job(vhpcd: Vhpcd, job_id: int, user: str, name: str, *nodes: str, said
     for place, node in enumerate(nodes):
         vhpcd.client.lease(job_id, 0, node, 5.0)
         guest = GuestPlacement(
-            0, node, tuple(range(16)), ((0, 61440),), 2048, devices=((GPU_AT, GPU), (VF_AT, VF))
+            0, node, tuple(range(16)), ((0, 61440),), 2048, devices=((GPU_AT, "gpu"), (VF_AT, "vf"))
         )
         lines = (said,) if said else ()
         vhpcd.client.report_timeline(

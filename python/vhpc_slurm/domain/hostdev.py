@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host PCI functions in the guest's ports.
+"""Devices of the host in the guest's ports, as their classes describe them to libvirt.
 
-``managed="no"``: binding to vfio-pci and back is ours, with a journal.  No
-option ROM: the guest's firmware must not run what a device carries.
+No option ROM: the guest's firmware must not run what a device carries.
 """
 
 from __future__ import annotations
 
+from vhpc_slurm.device import HostdevSource
 from vhpc_slurm.domain.spec import DomainSpec
-from vhpc_slurm.hardware import address_key
 from vhpc_slurm.record import Record
 
 
 class Hostdev(Record, frozen=True):
-    """A function: its parts of an address as libvirt writes them, and the guest's bus."""
+    """A device, and the guest's bus for it."""
 
-    domain: str
-    bus: str
-    slot: str
-    function: str
+    source: HostdevSource
     port: str
 
 
@@ -30,12 +26,7 @@ class HostdevContext(Record, frozen=True):
 
 def context(spec: DomainSpec) -> HostdevContext | None:
     """One for each planned device; None without."""
-    found = []
-    for device in spec.guest.devices:
-        domain, bus, slot, function = address_key(device.address)
-        found.append(
-            Hostdev(
-                f"0x{domain:04x}", f"0x{bus:02x}", f"0x{slot:02x}", f"0x{function:x}", f"0x{device.port:02x}"
-            )
-        )
-    return HostdevContext(tuple(found)) if found else None
+    found = tuple(
+        Hostdev(device.traits.source(device.key), f"0x{device.port:02x}") for device in spec.guest.devices
+    )
+    return HostdevContext(found) if found else None

@@ -21,7 +21,6 @@ SHARE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,34}", re.ASCII)
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
 CMDLINE = re.compile(r"[\x20-\x7e]{0,1800}", re.ASCII)
 CPU_VENDOR = re.compile(r"[A-Za-z0-9 ]{0,12}", re.ASCII)
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 INTERFACE = re.compile(r"[a-z0-9]{1,15}", re.ASCII)
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 ROOT_FORMAT = re.compile(r"[a-z0-9]{1,16}", re.ASCII)
@@ -123,7 +122,7 @@ class DomainSpec(Record, frozen=True):
         if len({share.tag for share in self.shares}) != len(self.shares):
             raise NodeError("two shares of a guest have the same tag")
         for device in self.guest.devices:
-            _check("PCI address", device.address, PCI_ADDRESS)
+            _check(device.traits.key_name, device.key, device.traits.key_form)
         if self.guest.interface is not None:
             _check("interface", self.guest.interface.tap, INTERFACE)
             _check("MAC address", self.guest.interface.mac, MAC)

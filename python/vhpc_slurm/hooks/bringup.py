@@ -10,7 +10,6 @@ from vhpc_slurm import files, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hardware import GPU
 from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
@@ -292,9 +291,9 @@ def _pins(plan: NodePlan) -> str:
 
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
     """Slurm's indexes of each guest's GPUs, in the guest's order."""
-    indexes = {address: index for index, address in enumerate(assignment.handed_out(layout).gpus)}
+    indexes = {key: index for index, key in enumerate(assignment.handed_out(layout).gpus)}
     return [
-        [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
+        [indexes[device.key] for device in guest.devices if device.traits.indexed] for guest in plan.guests
     ]
 
 

@@ -55,7 +55,9 @@ def _tell_quarantine(config: Config, node: str) -> None:
             return
         layout.quarantine_told.touch(mode=0o600)
         devices = [
-            DeviceWire(address=one.address, role=one.role, reason=one.reason[:MAX_REASON], since=one.since)
+            DeviceWire(
+                address=one.key, role=one.device_class, reason=one.reason[:MAX_REASON], since=one.since
+            )
             for one in records
         ]
         ControllerClient(config, patient=False).report_quarantine(node, devices)

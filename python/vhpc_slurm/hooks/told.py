@@ -43,12 +43,12 @@ class Told:
                 cpus=tuple(pin.os_cpu for pin in sorted(guest.pins, key=lambda pin: pin.vcpu)),
                 cells=tuple((cell.host_cell, cell.memory_mib) for cell in guest.cells),
                 hugepage_kib=guest.hugepage_kib,
-                devices=tuple((device.address, device.role) for device in guest.devices),
+                devices=tuple((device.key, device.device_class) for device in guest.devices),
                 disk_mib=guest.disk_mib,
             )
             for guest in plan.guests
         )
-        self._host = _around(host, {address for guest in self._guests for address, _ in guest.devices})
+        self._host = _around(host, {device.function for guest in plan.guests for device in guest.devices})
 
     def report(self) -> NodeReport:
         """What was collected, short enough for one message."""

@@ -249,7 +249,7 @@ class GuestPlacement(Record, frozen=True):
         cpus: OS CPU of each vCPU, in their order.
         cells: (host cell, MiB): where its memory was planned; cell -1 is no cell in particular.
         hugepage_kib: size of the huge pages that back it, 0 for ordinary pages.
-        devices: (PCI address, role) of functions of the host.
+        devices: key and class of each device of the host.
         disk_mib: size of its own disk; 0: none.
     """
 

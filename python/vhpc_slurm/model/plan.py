@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from vhpc_slurm.hardware import PassthroughDevice, PciController
+from vhpc_slurm.device import PassthroughDevice
+from vhpc_slurm.hardware import PciController
 from vhpc_slurm.model.job import Generation
 from vhpc_slurm.record import Record
 

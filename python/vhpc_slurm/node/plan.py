@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Generation,
     HostInventory,
@@ -121,7 +121,7 @@ def _with_network(lease: Lease, plan: NodePlan, host: HostInventory, config: Net
     known = identities.of_plan(lease, plan, host)
     guests = []
     for guest in plan.guests:
-        devices = tuple(replace(device, identity=known.get(device.address)) for device in guest.devices)
+        devices = tuple(replace(device, identity=known.get(device.key)) for device in guest.devices)
         named = replace(guest, devices=devices)
         interface = network.interface(lease, plan.node, guest.index, len(guest.pins))
         expected = ports.expected(lease, plan, named)

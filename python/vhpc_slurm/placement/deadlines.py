@@ -11,7 +11,6 @@ sizes the BARs of a GPU of 80 GB and more in some 30 s.
 from __future__ import annotations
 
 from vhpc_slurm.config import GPU_BOOT_S, Guests
-from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import GuestPlan
 
 HUGE_S_PER_GIB = 0.25
@@ -40,7 +39,7 @@ def start_s(config: Guests, guest: GuestPlan) -> int:
 
 def boot_s(config: Guests, asked_s: int | None, guest: GuestPlan) -> int:
     """Deadline from the start to the agent's hello in seconds; what the user asked for comes first."""
-    gpus = sum(device.role == GPU for device in guest.devices)
+    gpus = sum(device.traits.slow_boot for device in guest.devices)
     if asked_s:
         return min(asked_s, config.longest_boot_s(gpus))
     return config.boot_timeout_s + gpus * GPU_BOOT_S

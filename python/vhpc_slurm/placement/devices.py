@@ -6,16 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.device import HostDevice, NodeDevices, classify, key_order
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
-from vhpc_slurm.hardware import UNKNOWN_CELL, NodeDevices, PciFunction, address_key
+from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import HostCpu, HostInventory, JobRequest, NodeAllocation
 from vhpc_slurm.placement.split import share
 from vhpc_slurm.placement.usage import Usage
 from vhpc_slurm.record import Record
 
-GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processors, accelerators
-NETWORK_CLASS = 0x02
-INFINIBAND_ON_SERIAL_BUS = 0x0C06
 SAME_SWITCH, OTHER_SWITCH, SAME_COMPLEX, SAME_CELL = range(4)
 NOWHERE_NEAR = 1 << 16
 
@@ -23,19 +21,19 @@ NOWHERE_NEAR = 1 << 16
 class Wanted(Record, frozen=True):
     """GPUs in the order of their GRES indexes, candidate virtual functions, and how many of them."""
 
-    gpus: tuple[PciFunction, ...] = ()
-    pool: tuple[PciFunction, ...] = ()
+    gpus: tuple[HostDevice, ...] = ()
+    pool: tuple[HostDevice, ...] = ()
     vfs: int = 0
 
 
 class GuestDevices(Record, frozen=True):
     """Devices of one guest."""
 
-    gpus: tuple[PciFunction, ...] = ()
-    vfs: tuple[PciFunction, ...] = ()
+    gpus: tuple[HostDevice, ...] = ()
+    vfs: tuple[HostDevice, ...] = ()
 
     @property
-    def all(self) -> tuple[PciFunction, ...]:
+    def all(self) -> tuple[HostDevice, ...]:
         """GPUs first, so that the guest numbers them in the order of their indexes."""
         return (*self.gpus, *self.vfs)
 
@@ -48,30 +46,29 @@ def resolve(
     config: Config,
     usage: Usage,
 ) -> tuple[Wanted, list[VhpcError]]:
-    """Map generic resources to PCI functions that exist, are usable, and are held by no other job.
+    """Map generic resources to devices that exist, are usable, and are held by no other job.
 
     Returns:
         The wanted devices, and every error; with errors the devices are not valid.
     """
     errors: list[VhpcError] = []
-    functions = {function.address: function for function in host.pci}
-    gpus: list[PciFunction] = []
-    for address in _gpu_addresses(allocation, host, devices, config, errors):
-        function = functions.get(address)
-        if function is None or not (function.class_code >> 16 in GPU_CLASSES or named(function, config)):
-            what = (
-                "not a PCI function" if function is None else f"of class {function.class_code:06x}, not a GPU"
-            )
+    places = places_of(host, devices)
+    gpus: list[HostDevice] = []
+    for key in _gpu_keys(allocation, host, devices, config, errors):
+        place = places.get(key)
+        found = of_map(key, place, config)
+        if found is None:
+            what = "not a PCI function" if place is None else f"of class {place.class_code:06x}, not a GPU"
             errors.append(
                 NodeError(
-                    f"the GPU map of {host.node} names {address}",
+                    f"the GPU map of {host.node} names {key}",
                     f"it is {what}",
                     "compare it with lspci -D",
                 )
             )
             continue
-        errors += _unusable(function, host, devices, usage)
-        gpus.append(function)
+        errors += _unusable(found, host, devices, usage)
+        gpus.append(found)
     there = pool(host, devices)
     count, more = _vf_count(allocation, request, len(there), config, host)
     errors += more
@@ -81,12 +78,26 @@ def resolve(
     return Wanted(tuple(gpus), free, count), errors
 
 
-def named(function: PciFunction, config: Config) -> bool:
+def places_of(host: HostInventory, devices: NodeDevices) -> dict[str, PciFunction]:
+    """The place of each device of a node by its key: the PCI function that it is, or that has it."""
+    functions = {function.address: function for function in host.pci}
+    owned = {key: functions[parent] for key, parent in devices.parents if parent in functions}
+    return functions | owned
+
+
+def of_map(key: str, place: PciFunction | None, config: Config) -> HostDevice | None:
+    """The device of a line of the GPU map; None if its place does not exist, or no class owns it."""
+    if place is None:
+        return None
+    return classify(key, place, indexed=True, allowed=is_allowed(place, config))
+
+
+def is_allowed(function: PciFunction, config: Config) -> bool:
     """Whether the site allows functions of this kind, whatever their class."""
     return f"{function.vendor:04x}:{function.device:04x}" in config.devices.allow
 
 
-def _gpu_addresses(
+def _gpu_keys(
     allocation: NodeAllocation,
     host: HostInventory,
     devices: NodeDevices,
@@ -126,15 +137,13 @@ def _gpu_addresses(
     return found
 
 
-def _unusable(
-    function: PciFunction, host: HostInventory, devices: NodeDevices, usage: Usage
-) -> list[VhpcError]:
-    what = f"device {function.address} of {host.node}"
-    if function.address in usage.devices:
-        return [FabricError(f"{what} is held by a guest of {usage.devices[function.address]}")]
-    if function.address in devices.quarantined:
+def _unusable(device: HostDevice, host: HostInventory, devices: NodeDevices, usage: Usage) -> list[VhpcError]:
+    what = f"device {device.key} of {host.node}"
+    if device.key in usage.devices:
+        return [FabricError(f"{what} is held by a guest of {usage.devices[device.key]}")]
+    if device.key in devices.quarantined:
         return [NodeError(f"{what} is quarantined", "", "see: vhpc devices")]
-    if function.iommu_group is None:
+    if device.traits.iommu and device.place.iommu_group is None:
         return [
             NodeError(
                 f"{what} has no IOMMU group",
@@ -145,16 +154,10 @@ def _unusable(
     return []
 
 
-def pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
-    """Virtual functions that jobs may get."""
-    found = (function for function in host.pci if function.physfn)
-    if devices.vfs is not None:
-        return tuple(function for function in found if function.address in devices.vfs)
-    return tuple(
-        function
-        for function in found
-        if function.class_code >> 16 == NETWORK_CLASS or function.class_code >> 8 == INFINIBAND_ON_SERIAL_BUS
-    )
+def pool(host: HostInventory, devices: NodeDevices) -> tuple[HostDevice, ...]:
+    """Devices that jobs get by number: virtual functions."""
+    found = (classify(key, place, indexed=False) for key, place in places_of(host, devices).items())
+    return tuple(device for device in found if device is not None)
 
 
 def _counted(allocation: NodeAllocation, config: Config) -> int:
@@ -164,8 +167,8 @@ def _counted(allocation: NodeAllocation, config: Config) -> int:
 
 def _too_few(
     count: int,
-    there: tuple[PciFunction, ...],
-    free: tuple[PciFunction, ...],
+    there: tuple[HostDevice, ...],
+    free: tuple[HostDevice, ...],
     host: HostInventory,
     usage: Usage,
     *,
@@ -175,7 +178,7 @@ def _too_few(
 
     Otherwise a later attempt may succeed, or the node does not have enough usable ones.
     """
-    held = sum(vf.address in usage.devices for vf in there)
+    held = sum(vf.key in usage.devices for vf in there)
     what = f"the job needs {count} virtual functions on {host.node}, {len(free)} are free"
     why = f"of {len(there)}, {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
     if counted:
@@ -224,10 +227,10 @@ def assign(
     near = _Near(host)
     cells = [{cpu.cell for cpu in part} for part in parts]
     gpus = _deal(cells, wanted.gpus, near)
-    vfs: list[list[PciFunction]] = [[] for _ in parts]
-    left: dict[str, list[PciFunction]] = {}  # by physical function: its virtual functions are interchangeable
-    for vf in sorted(wanted.pool, key=lambda vf: address_key(vf.address), reverse=True):
-        left.setdefault(vf.physfn, []).append(vf)
+    vfs: list[list[HostDevice]] = [[] for _ in parts]
+    left: dict[str, list[HostDevice]] = {}  # by physical function: its virtual functions are interchangeable
+    for vf in sorted(wanted.pool, key=lambda vf: key_order(vf.key), reverse=True):
+        left.setdefault(_adapter(vf), []).append(vf)
     order = {pf: -place for place, pf in enumerate(left)}
     quota = share(wanted.vfs, [1] * len(parts))
     taken: dict[str, int] = {}
@@ -256,15 +259,23 @@ def assign(
     return found, notes + remote, errors
 
 
+def _adapter(device: HostDevice) -> str:
+    """Address of the physical function that the device is a part of."""
+    return device.place.physfn or device.place.address
+
+
 class _Near:
-    """Distances between functions and to cells; smaller is nearer."""
+    """Distances between devices and to cells; smaller is nearer."""
 
     def __init__(self, host: HostInventory) -> None:
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
         self._pairs: dict[tuple[str, str], int] = {}
 
-    def cell(self, function: PciFunction, cells: set[int]) -> int:
+    def cell(self, device: HostDevice, cells: set[int]) -> int:
         """Distance to the nearest of some cells."""
+        return self._cell(device.place, cells)
+
+    def _cell(self, function: PciFunction, cells: set[int]) -> int:
         if function.cell == UNKNOWN_CELL:
             return NOWHERE_NEAR
         if function.cell in cells:
@@ -273,32 +284,32 @@ class _Near:
             (self._far.get(c, {}).get(function.cell, NOWHERE_NEAR) for c in cells), default=NOWHERE_NEAR
         )
 
-    def closeness(self, vf: PciFunction, gpus: Sequence[PciFunction], cells: set[int]) -> int:
+    def closeness(self, vf: HostDevice, gpus: Sequence[HostDevice], cells: set[int]) -> int:
         """Distance to a guest's GPUs by switch, root complex, cell; without GPUs, to its cells."""
         if not gpus:
             return self.cell(vf, cells)
         return min(self._pair(vf, gpu) for gpu in gpus)
 
-    def _pair(self, vf: PciFunction, gpu: PciFunction) -> int:
-        key = (vf.physfn, gpu.address)
+    def _pair(self, vf: HostDevice, gpu: HostDevice) -> int:
+        key = (_adapter(vf), gpu.key)
         if key not in self._pairs:
-            self._pairs[key] = self._apart(vf, gpu)
+            self._pairs[key] = self._apart(vf.place, gpu.place)
         return self._pairs[key]
 
-    def unserved(self, gpus: Sequence[PciFunction], vfs: Sequence[PciFunction]) -> list[PciFunction]:
+    def unserved(self, gpus: Sequence[HostDevice], vfs: Sequence[HostDevice]) -> list[HostDevice]:
         """The first GPU that shares no root complex with any of these VFs; empty if all do."""
-        served = {vf.root_complex for vf in vfs}
-        return [gpu for gpu in gpus if gpu.root_complex not in served][:1]
+        served = {vf.place.root_complex for vf in vfs}
+        return [gpu for gpu in gpus if gpu.place.root_complex not in served][:1]
 
     def _apart(self, one: PciFunction, other: PciFunction) -> int:
         if one.root_complex and one.root_complex == other.root_complex:
             if one.switches and one.switches == other.switches:
                 return SAME_SWITCH
             return OTHER_SWITCH if {*one.switches} & {*other.switches} else SAME_COMPLEX
-        return self.cell(one, {other.cell})
+        return self._cell(one, {other.cell})
 
 
-def _deal(cells: Sequence[set[int]], gpus: Sequence[PciFunction], near: _Near) -> list[list[PciFunction]]:
+def _deal(cells: Sequence[set[int]], gpus: Sequence[HostDevice], near: _Near) -> list[list[HostDevice]]:
     """Divide GPUs equally, each to the nearest guest that still needs one; by their indexes."""
     quota = share(len(gpus), [1] * len(cells))
     dealt: list[list[int]] = [[] for _ in cells]
@@ -319,11 +330,11 @@ def _remote(
     found: Sequence[GuestDevices], cells: Sequence[set[int]], host: HostInventory, *, strict: bool
 ) -> tuple[list[str], list[VhpcError]]:
     lines = [
-        f"device {function.address} is at NUMA cell {function.cell}, guest {guest} of {host.node} runs in "
+        f"device {device.key} is at NUMA cell {device.place.cell}, guest {guest} of {host.node} runs in "
         + ", ".join(map(str, sorted(cells[guest])))
         for guest, devices in enumerate(found)
-        for function in devices.all
-        if function.cell != UNKNOWN_CELL and function.cell not in cells[guest]
+        for device in devices.all
+        if device.place.cell != UNKNOWN_CELL and device.place.cell not in cells[guest]
     ]
     if not strict:
         return lines, []

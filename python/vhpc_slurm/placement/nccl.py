@@ -20,7 +20,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
-from vhpc_slurm.hardware import GPU, UNKNOWN_CELL, PassthroughDevice, PciFunction
+from vhpc_slurm.device import PassthroughDevice
+from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, HostInventory
 from vhpc_slurm.placement.pci import BUSES, SLOTS
 
@@ -31,17 +32,17 @@ WORD = 32
 def topology(guest: GuestPlan, host: HostInventory) -> str:
     """The XML for a guest; empty where it sees by itself what there is to see."""
     functions = {function.address: function for function in host.pci}
-    devices = [device for device in guest.devices if device.address in functions]
-    cells = {device.address: _cell(functions[device.address], host) for device in devices}
+    devices = [device for device in guest.devices if device.traits.nccl and device.function in functions]
+    cells = {device.key: _cell(functions[device.function], host) for device in devices}
     if not _matters(devices) or _mirrored(guest, devices, cells):
         return ""
     system = ET.Element("system", version="1")
     numbers = _Numbers(guest, host)
     switches: dict[str, ET.Element] = {}
     for device in devices:
-        function = functions[device.address]
+        function = functions[device.function]
         physical = functions.get(function.physfn, function)  # a virtual one has no link of its own
-        at = numbers.cpu(system, cells[device.address])
+        at = numbers.cpu(system, cells[device.key])
         for port in function.switches:
             if port not in switches:
                 bus, slot = divmod(len(switches), SLOTS)  # in a domain that no device of the guest is in
@@ -61,7 +62,7 @@ def guest_address(guest: GuestPlan, device: PassthroughDevice) -> str:
 
 def _matters(devices: Sequence[PassthroughDevice]) -> bool:
     """Whether there is a GPU that could be near to something."""
-    return len(devices) > 1 and any(device.role == GPU for device in devices)
+    return len(devices) > 1 and any(device.traits.indexed for device in devices)
 
 
 def _cell(function: PciFunction, host: HostInventory) -> int:
@@ -76,7 +77,7 @@ def _mirrored(guest: GuestPlan, devices: Sequence[PassthroughDevice], cells: Map
     there = {cell.host_cell for cell in guest.cells}
     complexes: dict[str, set[int]] = {}
     for device in devices:
-        complexes.setdefault(device.root_complex, set()).add(cells[device.address])
+        complexes.setdefault(device.root_complex, set()).add(cells[device.key])
     return all(len(found) == 1 and found <= there for found in complexes.values())
 
 

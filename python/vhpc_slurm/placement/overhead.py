@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.device import HostDevice
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.model import JobRequest, NodeAllocation
 from vhpc_slurm.placement.devices import Wanted
 from vhpc_slurm.placement.memory import MemorySize, size_memory
@@ -51,8 +51,8 @@ def _sum_mib(
     return fixed + tables + 2 * (bars >> 20) // TABLE_SHARE
 
 
-def _bars(function: PciFunction) -> int:
-    return sum(bar.size for bar in function.bars if bar.memory)
+def _bars(device: HostDevice) -> int:
+    return sum(bar.size for bar in device.bars if bar.memory)
 
 
 def at_least(

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vhpc_slurm.device import HostDevice, PassthroughDevice
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.hardware import PassthroughDevice, PciController, PciFunction
+from vhpc_slurm.hardware import PciController
 from vhpc_slurm.record import Record
 
 EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
@@ -36,31 +37,30 @@ class PciLayout(Record, frozen=True):
 class _Switch(Record, frozen=True):
     """A host switch with at least two of the guest's devices below."""
 
-    below: tuple[_Switch | PciFunction, ...]
+    below: tuple[_Switch | HostDevice, ...]
 
 
 def lay_out(
-    functions: Sequence[PciFunction], role: Callable[[PciFunction], str], guest_cell: Callable[[int], int]
+    devices: Sequence[HostDevice], guest_cell: Callable[[int], int]
 ) -> tuple[PciLayout | None, list[VhpcError]]:
     """Controllers and devices of a guest.
 
     Args:
-        functions: in the order in which the guest shall count them within a root complex.
-        role: what each is for.
+        devices: in the order in which the guest shall count them within a root complex.
         guest_cell: guest cell of a host cell, or the one nearest to it.
 
     Returns:
         The layout, or None and why it is not possible.
     """
-    complexes: dict[str, list[PciFunction]] = {}
-    for function in functions:
-        complexes.setdefault(function.root_complex, []).append(function)
-    made = _Maker(role)
+    complexes: dict[str, list[HostDevice]] = {}
+    for device in devices:
+        complexes.setdefault(device.place.root_complex, []).append(device)
+    made = _Maker()
     for members in complexes.values():
-        made.expander(_tree(members, 0), guest_cell(members[0].cell))
+        made.expander(_tree(members, 0), guest_cell(members[0].place.cell))
     if len(made.controllers) > BUSES - OWN_BUSES or made.crowded:
         error = NodeError(
-            f"{len(functions)} devices do not fit the guest's PCI Express buses",
+            f"{len(devices)} devices do not fit the guest's PCI Express buses",
             f"{len(made.controllers)} buses are needed of {BUSES - OWN_BUSES}, a bus has {SLOTS} slots",
             "give the job fewer devices, or more guests on the node",
         )
@@ -68,14 +68,14 @@ def lay_out(
     return PciLayout(made.numbered(), tuple(made.devices)), []
 
 
-def hole_bytes(functions: Sequence[PciFunction]) -> int:
+def hole_bytes(devices: Sequence[HostDevice]) -> int:
     """Address space for the 64-bit BARs: a power of two, or 0 where QEMU's own 32 GiB will do.
 
     A port's window is a multiple of its largest BAR, and begins at one.
     """
     needed = 0
-    for function in functions:
-        bars = [bar.size for bar in function.bars if bar.memory and bar.wide]
+    for device in devices:
+        bars = [bar.size for bar in device.bars if bar.memory and bar.wide]
         if bars:
             needed += -(-sum(bars) // max(bars)) * max(bars)
     return 0 if needed <= QEMU_HOLE else 1 << (needed - 1).bit_length()
@@ -103,13 +103,14 @@ def check_bits(memory_mib: int, hole: int, node: str, host_bits: int, *, kvm: bo
     ]
 
 
-def _tree(members: Sequence[PciFunction], depth: int) -> tuple[_Switch | PciFunction, ...]:
+def _tree(members: Sequence[HostDevice], depth: int) -> tuple[_Switch | HostDevice, ...]:
     """Devices below the switches that at least two of them share; a switch of one device is left out."""
-    groups: dict[str, list[PciFunction]] = {}
-    for function in members:
-        key = function.switches[depth] if depth < len(function.switches) else f"device {function.address}"
-        groups.setdefault(key, []).append(function)
-    found: list[_Switch | PciFunction] = []
+    groups: dict[str, list[HostDevice]] = {}
+    for device in members:
+        switches = device.place.switches
+        name = switches[depth] if depth < len(switches) else f"device {device.key}"
+        groups.setdefault(name, []).append(device)
+    found: list[_Switch | HostDevice] = []
     for group in groups.values():
         if len(group) == 1:
             found.append(group[0])
@@ -125,13 +126,12 @@ class _Maker:
     So the guest counts devices in the order of ``devices``.
     """
 
-    def __init__(self, role: Callable[[PciFunction], str]) -> None:
+    def __init__(self) -> None:
         self.controllers: list[PciController] = []
         self.devices: list[PassthroughDevice] = []
         self.crowded = False
-        self._role = role
 
-    def expander(self, below: Sequence[_Switch | PciFunction], cell: int) -> None:
+    def expander(self, below: Sequence[_Switch | HostDevice], cell: int) -> None:
         """A root complex with all that is below it."""
         index = self._add(EXPANDER, 0, 0)
         self.controllers[-1] = replace(self.controllers[-1], cell=cell)
@@ -145,19 +145,24 @@ class _Maker:
             for at, made in enumerate(self.controllers)
         )
 
-    def _ports(self, model: str, parent: int, below: Sequence[_Switch | PciFunction]) -> None:
+    def _ports(self, model: str, parent: int, below: Sequence[_Switch | HostDevice]) -> None:
         self.crowded |= len(below) > SLOTS
         for slot, child in enumerate(below):
             port = self._add(model, parent, slot)
             if isinstance(child, _Switch):
                 self._ports(DOWNSTREAM, self._add(UPSTREAM, port, 0), child.below)
             else:
-                device = PassthroughDevice(
-                    child.address, self._role(child), child.cell, child.root_complex, port
-                )
-                self.devices.append(device)
+                self.devices.append(_plugged(child, port))
 
     def _add(self, model: str, parent: int, slot: int) -> int:
         index = len(self.controllers) + 1
         self.controllers.append(PciController(index, model, parent, slot))
         return index
+
+
+def _plugged(device: HostDevice, port: int) -> PassthroughDevice:
+    place = device.place
+    parent = "" if place.address == device.key else place.address
+    return PassthroughDevice(
+        device.key, device.device_class, place.cell, place.root_complex, port, parent=parent
+    )

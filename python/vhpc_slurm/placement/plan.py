@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
-from vhpc_slurm.hardware import GPU, VF, NodeDevices
 from vhpc_slurm.model import (
     Generation,
     GuestPlan,
@@ -235,12 +235,7 @@ def _guest(
 ) -> tuple[list[GuestPlan], list[VhpcError]]:
     """One guest, or why it cannot be."""
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
-    gpus = {function.address for function in given.gpus}
-    layout, errors = pci.lay_out(
-        given.all,
-        lambda function: GPU if function.address in gpus else VF,
-        lambda cell: _guest_cell(cell, memory, host),
-    )
+    layout, errors = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host))
     hole = pci.hole_bytes(given.all)
     if given.all:
         errors += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)

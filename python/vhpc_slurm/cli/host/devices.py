@@ -14,15 +14,14 @@ from vhpc_slurm.cli.host.hostview import maker
 from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.cli.verbs import Group, Verb
 from vhpc_slurm.config import Config
+from vhpc_slurm.device import is_key, key_order
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
+from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.node.devices import assignment as node_devices
-from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.host import inventory
-from vhpc_slurm.node.host.pci import ADDRESS
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.placement.devices import pool
+from vhpc_slurm.placement.devices import of_map, places_of, pool
 from vhpc_slurm.placement.usage import fold
 
 
@@ -31,8 +30,8 @@ class Row:
     """One device.
 
     Attributes:
-        address: its PCI address.
-        role: gpu or vf.
+        address: its key.
+        role: name of its class, such as gpu or vf.
         index: its GRES index; None for VFs, which Slurm only counts.
         state: free, held, quarantined or absent.
         holder: generation that holds it, else empty.
@@ -95,7 +94,7 @@ def clear(
     """Reset, clear and check a device in quarantine; if it passes, jobs may get it again (root)."""
     config = options.config()
     context.need_root("devices clear")
-    if not ADDRESS.fullmatch(address):
+    if not is_key(address):
         raise UserError(
             f"{address[:40]!r} is not a PCI address", "write it like 0000:1b:00.0", "see: vhpc devices"
         )
@@ -115,13 +114,15 @@ def _rows(config: Config, node: str) -> list[Row]:
     host = inventory.read_inventory(node, config)
     found = node_devices.handed_out(layout)
     held = fold(reservations.live(layout)).devices
-    records = {record.address: record for record in quarantine.read_records(layout)}
-    functions = {function.address: function for function in host.pci}
-    roles = {vf.address: "vf" for vf in pool(host, found)} | dict.fromkeys(found.gpus, "gpu")
-    roles |= {address: record.role for address, record in records.items()}
+    records = node_devices.quarantined(layout)
+    places = places_of(host, found)
+    roles = dict.fromkeys(found.gpus, "gpu")
+    known = [*pool(host, found), *(of_map(key, places.get(key), config) for key in found.gpus)]
+    roles |= {device.key: device.device_class for device in known if device is not None}
+    roles |= {key: record.device_class for key, record in records.items()}
 
     def row(address: str, role: str, index: int | None) -> Row:
-        function, record = functions.get(address), records.get(address)
+        function, record = places.get(address), records.get(address)
         state = "quarantined" if record else "held" if address in held else "free" if function else "absent"
         return Row(
             address=address,
@@ -137,8 +138,8 @@ def _rows(config: Config, node: str) -> list[Row]:
             what=maker(function) if function else "",
         )
 
-    gpus = [row(address, "gpu", index) for index, address in enumerate(found.gpus)]
-    others = sorted(roles.keys() - set(found.gpus), key=address_key)
+    gpus = [row(key, roles[key], index) for index, key in enumerate(found.gpus)]
+    others = sorted(roles.keys() - set(found.gpus), key=key_order)
     return [*gpus, *(row(address, roles[address], None) for address in others)]
 
 

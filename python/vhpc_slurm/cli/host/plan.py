@@ -19,8 +19,8 @@ from vhpc_slurm.cli.host.planview import NO_JOB
 from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
+from vhpc_slurm.device import NodeDevices, PassthroughDevice
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
 from vhpc_slurm.model import (
     Generation,
     GresAllocation,
@@ -32,7 +32,7 @@ from vhpc_slurm.model import (
     Share,
 )
 from vhpc_slurm.node import plan as node_plan
-from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.devices import assignment, classes, gpumap
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.plan import PlanInput
@@ -198,7 +198,8 @@ def _devices(config: Config) -> NodeDevices:
     """Devices that jobs may get; only root can see which are in quarantine."""
     if context.is_root():
         return assignment.handed_out(Layout(config))
-    return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
+    gpus = gpumap.read_gpu_map(Path(config.placement.gpu_map))
+    return NodeDevices(gpus, parents=classes.parents(Layout(config)))
 
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
@@ -356,7 +357,7 @@ def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
         guest["port_guids"] = [f"{guid:016x}" for guid in guest["port_guids"]]
     for built_guest, guest_plan in zip(built["guests"], plan_.guests, strict=True):
         for row, device in zip(built_guest["devices"], guest_plan.devices, strict=True):
-            row["identity"] = _identity(device)
+            row.update(address=row.pop("key"), role=row.pop("device_class"), identity=_identity(device))
     return built | {
         "generation": None if case.generation.job_id == NO_JOB else str(plan_.generation),
         "image": str(case.image.ref),

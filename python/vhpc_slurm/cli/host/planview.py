@@ -144,7 +144,7 @@ def _show_devices(guest: GuestPlan) -> None:
             at = parents[at].parent
         bus, ports = chain[-1], [c.model.removeprefix("pcie-") for c in chain[-2::-1]]
         where = f"bus {bus.bus_nr} of guest cell {bus.cell}, {', '.join(ports)}"
-        rows.append((device.address, device.role, device.root_complex, str(device.host_cell), where))
+        rows.append((device.key, device.device_class, device.root_complex, str(device.host_cell), where))
     print()
     output.write_table(("DEVICE", "ROLE", "HOST ROOT", "HOST CELL", "GUEST PORT"), rows, right=("HOST CELL",))
     hole = f", {guest.pcihole64_gib} GiB for their BARs" if guest.pcihole64_gib else ""

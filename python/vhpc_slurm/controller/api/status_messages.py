@@ -44,9 +44,9 @@ class AlarmWire(Wire, frozen=True):
 
 
 class DeviceWire(Wire, frozen=True):
-    """A device in quarantine; ``since`` in seconds since the epoch."""
+    """A device in quarantine: key, class, and since when, in seconds since the epoch."""
 
-    address: Annotated[str, msgspec.Meta(max_length=32)]
+    address: Annotated[str, msgspec.Meta(max_length=64)]
     role: Annotated[str, msgspec.Meta(max_length=16)]
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
     since: float

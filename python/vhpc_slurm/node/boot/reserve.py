@@ -11,6 +11,7 @@ from vhpc_slurm.model import HostInventory, Lease, NodePlan, Share
 from vhpc_slurm.node import plan
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.devices.device_class import HostState
 from vhpc_slurm.node.devices.nvswitch import Fmpm
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.resource.device import AssignedDevice
@@ -41,7 +42,7 @@ def reserve(
         host: this node.
         shares: folders of the host that the guests see.
         journal: the job's journal; an earlier reservation in it is replaced.
-        avoid: addresses of devices that are busy, whatever reservations say.
+        avoid: keys of devices that are busy, whatever reservations say.
 
     Raises:
         UserError: the job cannot run as it was asked for, on any node.
@@ -77,7 +78,7 @@ def take_devices(work: Boot) -> None:
         held = fold(reservations.live(layout, excluding=lease.generation)).devices
         wanted = [device for guest in work.plan.guests for device in guest.devices]
         try:
-            AssignedDevice().take(layout, work.journal, wanted, assignment.HostState(held))
+            AssignedDevice().take(layout, work.journal, wanted, HostState(held))
             break
         except assignment.UnfitError as err:
             log.warning("%s; planning again without them", err.line())

@@ -39,7 +39,7 @@ def boot(work: Boot) -> Generator[None, None, None]:
         yield from start.stage_image(work)
     start.make_cgroup(work)
     work.memory = Memory().take(work.journal, work.account.uid)
-    if devices := [device.address for guest in work.plan.guests for device in guest.devices]:
+    if devices := [device.key for guest in work.plan.guests for device in guest.devices]:
         with work.recorder.stage("devices", " ".join(devices)):
             reserve.take_devices(work)
     if work.plan.segment is not None:

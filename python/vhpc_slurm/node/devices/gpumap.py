@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU map: a file of the node with the PCI function of each GPU index of Slurm.
+"""The GPU map: a file of the node with the device of each GPU index of Slurm.
 
 One line per GPU, ``INDEX ADDRESS``, in the order of gres.conf; ``#`` begins a
-comment.  A third word is the GPU's module, its name in the Fabric Manager.
+comment.  The address is the device's key.  A third word is the GPU's module,
+its name in the Fabric Manager.
 Slurm only knows indexes, and the device files of functions on vfio-pci do not
 contain their addresses.
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vhpc_slurm.device import is_key
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.node.host.pci import ADDRESS
 
 LIMIT = 1 << 16
 
 
 def read_gpu_map(path: Path) -> tuple[str, ...]:
-    """Addresses by index; none without the file.
+    """Keys by index; none without the file.
 
     Raises:
         NodeError: it cannot be read, is invalid, or its indexes are not 0, 1, 2, ...
@@ -27,7 +28,7 @@ def read_gpu_map(path: Path) -> tuple[str, ...]:
 
 
 def modules(path: Path) -> dict[str, int]:
-    """Modules by address, of GPUs that have one; raises as ``read_gpu_map``."""
+    """Modules by key, of GPUs that have one; raises as ``read_gpu_map``."""
     return {address: module for address, module in _entries(path) if module is not None}
 
 
@@ -44,7 +45,7 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        right = len(words) in (2, 3) and words[0] == str(len(found)) and ADDRESS.fullmatch(words[1])
+        right = len(words) in (2, 3) and words[0] == str(len(found)) and is_key(words[1])
         if not right or not all(word.isascii() and word.isdecimal() for word in words[2:]):
             raise NodeError(
                 f"line {number} of {path} is not valid",

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vhpc_slurm.device import VfIdentity
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.fabric import numbers
-from vhpc_slurm.hardware import VF, PciFunction, VfIdentity, address_key
+from vhpc_slurm.hardware import PciFunction, address_key
 from vhpc_slurm.model import HostInventory, Lease, NetworkIdentity, NodePlan
 from vhpc_slurm.record import Record
 
@@ -29,7 +30,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfId
     nodes = lease.allocation.node_names
     found: dict[str, VfIdentity] = {}
     for guest in plan.guests:
-        own = [functions[device.address] for device in guest.devices if device.role == VF]
+        own = [functions[device.key] for device in guest.devices if device.traits.networked]
         rank = lease.network.first_rank + nodes.index(plan.node) * len(plan.guests) + guest.index
         for kinds, identify in ((INFINIBAND, _infiniband), (ETHERNET, _ethernet)):
             some = [function for function in own if function.class_code >> 8 in kinds]

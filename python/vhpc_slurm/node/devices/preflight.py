@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.hardware import VF
+from vhpc_slurm.node.devices import aer
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.record import Record
 
@@ -107,6 +107,7 @@ class Before(Record, frozen=True):
         methods: its enabled reset methods; None if the kernel does not list them.
         accepted: those that the site trusts.
         group: its IOMMU group.
+        aer: PCI Express errors until now.
     """
 
     driver: str
@@ -114,6 +115,7 @@ class Before(Record, frozen=True):
     methods: tuple[str, ...] | None
     accepted: tuple[str, ...]
     group: int
+    aer: aer.Counts
 
 
 class CheckInput(Record, frozen=True):
@@ -122,9 +124,9 @@ class CheckInput(Record, frozen=True):
     Attributes:
         root: path of sysfs.
         config: the site's settings.
-        mine: addresses of the same job's devices.
-        held: generation by address, of other jobs' devices.
-        quarantined: addresses.
+        mine: keys of the same job's devices.
+        held: generation by key, of other jobs' devices.
+        quarantined: keys.
         proc: path of procfs.
         dev: folder of the device files.
     """
@@ -159,8 +161,8 @@ def override(root: str, address: str, timeout_s: float | attribute.Until) -> str
     return "" if said == "(null)" else said
 
 
-def check(case: CheckInput, address: str, role: str) -> Before:
-    """Do all checks.
+def check(case: CheckInput, address: str, *, virtual: bool) -> Before:
+    """Do all checks.  With ``virtual``, only a virtual function passes.
 
     Raises:
         DeviceError: the first failed check; each has its own subclass.
@@ -174,7 +176,7 @@ def check(case: CheckInput, address: str, role: str) -> Before:
         raise DeviceAbsentError(
             f"device {address} is not there", f"{path} does not exist", "compare with lspci -D"
         )
-    _check_kind(case, path, address, role)
+    _check_kind(case, path, address, virtual=virtual)
     _check_host(path, address)
     group = _check_group(case, path, address)
     methods, accepted = _check_reset(case, path, address)
@@ -194,10 +196,10 @@ def check(case: CheckInput, address: str, role: str) -> Before:
             "the kernel has no such driver",
             "modprobe vfio-pci, and name it in /etc/modules-load.d",
         )
-    return Before(driver, pinned, methods, accepted, group)
+    return Before(driver, pinned, methods, accepted, group, aer.counts(path))
 
 
-def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
+def _check_kind(case: CheckInput, path: str, address: str, *, virtual: bool) -> None:
     identity = ":".join(
         sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
     )
@@ -205,8 +207,7 @@ def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
         raise NotAllowedError(
             f"device {address} is a {identity}", "devices.allow does not list it", "see vhpc.toml(5)"
         )
-    virtual = bool(sysfs.link(f"{path}/physfn"))
-    if role == VF and not virtual:
+    if virtual and not sysfs.link(f"{path}/physfn"):
         raise NotAllowedError(
             f"device {address} is not a virtual function",
             "guests do not get whole adapters: guest root could change the firmware",

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vhpc_slurm import files
+from vhpc_slurm.device import is_key
 from vhpc_slurm.errors import UNDECODABLE, NodeError, TeardownError
-from vhpc_slurm.node.host.pci import ADDRESS
 from vhpc_slurm.node.store.layout import Layout
 
 
@@ -25,22 +26,20 @@ class QuarantineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A device in quarantine.
 
     Attributes:
-        address: its PCI address.
-        role: ``gpu`` or ``vf``.
+        key: of the device.
+        device_class: name of its class.
         reason: one line.
         since: seconds since the epoch.
         generation: the generation whose guest had it last; empty for none.
-        driver: the driver it was bound to before, and will be again; empty for none.
-        override: its ``driver_override`` before; empty for none.
+        state: what its class will restore, as in the journal; empty if nothing was changed.
     """
 
-    address: str
-    role: str
+    key: str
+    device_class: str
     reason: str
     since: float
     generation: str = ""
-    driver: str = ""
-    override: str = ""
+    state: dict[str, Any] = {}
 
 
 class QuarantinedError(TeardownError):
@@ -52,9 +51,9 @@ class QuarantinedError(TeardownError):
 
     def __init__(self, records: Sequence[QuarantineRecord]) -> None:
         super().__init__(
-            f"quarantined: {', '.join(record.address for record in records)}",
+            f"quarantined: {', '.join(record.key for record in records)}",
             "; ".join(record.reason for record in records),
-            f"vhpc devices clear {records[0].address}",
+            f"vhpc devices clear {records[0].key}",
         )
         self.records = tuple(records)
 
@@ -65,22 +64,22 @@ def put(layout: Layout, record: QuarantineRecord) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path = _path(layout, record.address)
+    path = _path(layout, record.key)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         return
     files.replace(path, msgspec.json.encode(record))
 
 
-def remove(layout: Layout, address: str) -> None:
+def remove(layout: Layout, key: str) -> None:
     """Remove a device from quarantine."""
     with contextlib.suppress(FileNotFoundError):
-        _path(layout, address).unlink()
+        _path(layout, key).unlink()
         files.sync_folder(layout.quarantine)
 
 
 def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
-    """All records, by address.
+    """All records, in the order of their files.
 
     Raises:
         NodeError: a record cannot be read.
@@ -91,33 +90,32 @@ def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
     except FileNotFoundError:
         return ()
     for name in names:
-        address = name.removesuffix(".json")
-        if address == name or not ADDRESS.fullmatch(address):
+        key = name.removesuffix(".json")
+        if key == name or not is_key(key):
             continue
         path = layout.quarantine / name
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=QuarantineRecord))
         except (OSError, msgspec.ValidationError, *UNDECODABLE) as err:
-            raise NodeError(f"cannot read {path}", str(err), f"vhpc devices clear {address}") from err
+            raise NodeError(f"cannot read {path}", str(err), f"vhpc devices clear {key}") from err
     return tuple(found)
 
 
 def record(
-    address: str, role: str, reason: str, *, generation: str = "", driver: str = "", override: str = ""
+    key: str, device_class: str, reason: str, *, generation: str = "", state: Mapping[str, Any] | None = None
 ) -> QuarantineRecord:
     """A record with the current time."""
     return QuarantineRecord(
-        address=address,
-        role=role,
+        key=key,
+        device_class=device_class,
         reason=" ".join(reason.split()),
         since=round(time.time(), 3),
         generation=generation,
-        driver=driver,
-        override=override,
+        state=dict(state or {}),
     )
 
 
-def _path(layout: Layout, address: str) -> Path:
-    if not ADDRESS.fullmatch(address):
-        raise NodeError(f"{address!r} is not a PCI address")
-    return layout.quarantine / f"{address}.json"
+def _path(layout: Layout, key: str) -> Path:
+    if not is_key(key):
+        raise NodeError(f"{key!r} is not the key of a device")
+    return layout.quarantine / f"{key}.json"

@@ -21,12 +21,13 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from vhpc_slurm.device import VirtualFunctionTraits
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.hardware import VF
+from vhpc_slurm.hardware import PCI_ADDRESS
 from vhpc_slurm.node.devices import gpumap, quarantine, vf, vf_drivers
+from vhpc_slurm.node.devices.pci_function import virtual_functions
 from vhpc_slurm.node.devices.preflight import device_path
 from vhpc_slurm.node.host import attribute, sysfs
-from vhpc_slurm.node.host.pci import ADDRESS
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
@@ -103,7 +104,7 @@ def _virtual_functions(
     layout: Layout, wish: str, held: Mapping[str, str], *, dry_run: bool
 ) -> Iterator[SetupStep]:
     pf, _, number = wish.partition("=")
-    if not ADDRESS.fullmatch(pf) or not number.isdecimal():
+    if not PCI_ADDRESS.fullmatch(pf) or not number.isdecimal():
         why = "ADDRESS=COUNT is expected, like 0000:3b:00.0=8"
         yield SetupStep("vfs", f"devices.virtual_functions has {wish[:60]!r}", State.FAILED, why)
         return
@@ -121,31 +122,16 @@ def _virtual_functions(
         write = partial(attribute.write_attribute, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
         yield _step("autoprobe", what, write, dry_run=dry_run)
     what = f"{count} virtual functions of {pf}"
-    if len(_functions(path)) == count:
+    if len(virtual_functions(path)) == count:
         yield SetupStep("vfs", what, State.OK)
     else:
         made = _step("vfs", what, partial(_make, pf, path, count, held, timeout_s), dry_run=dry_run)
         yield made
         if made.state is not State.DONE:
             return
-    for address in _functions(path):
+    for address in virtual_functions(path):
         if address not in held:
             yield _park(layout, address, dry_run=dry_run)
-
-
-def made(layout: Layout) -> list[str]:
-    """Existing virtual functions of the adapters in ``devices.virtual_functions``."""
-    found = []
-    for wish in layout.config.devices.virtual_functions:
-        pf = wish.partition("=")[0]
-        if ADDRESS.fullmatch(pf):
-            found += _functions(device_path(layout.config.host.sysfs_root, pf))
-    return found
-
-
-def _functions(path: str) -> list[str]:
-    """Addresses of a physical function's virtual functions, by number."""
-    return [sysfs.link(link).rpartition("/")[2] for _, link in sysfs.numbered(path, "virtfn")]
 
 
 def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: float) -> None:
@@ -155,7 +141,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
         NodeError: a guest has one, no driver creates them, or the driver created another number.
         OSError: the kernel refused.
     """
-    there = _functions(path)
+    there = virtual_functions(path)
     busy = [address for address in there if address in held]
     if busy:
         raise NodeError(
@@ -171,7 +157,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
         raise NodeError(
             f"{pf} cannot create {count} virtual functions", str(err.strerror), _hint(err, path)
         ) from err
-    made = len(_functions(path))
+    made = len(virtual_functions(path))
     if made != count:
         raise NodeError(f"{pf} created {made} virtual functions of {count}", "", "see dmesg")
 
@@ -217,7 +203,7 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
     step = _step("park", what, partial(vf.park, vf_driver, address), dry_run=dry_run)
     if step.state is State.FAILED:
         with contextlib.suppress(OSError):
-            quarantine.put(layout, quarantine.record(address, VF, step.error))
+            quarantine.put(layout, quarantine.record(address, VirtualFunctionTraits.name, step.error))
     return step
 
 

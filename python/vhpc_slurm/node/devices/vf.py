@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from vhpc_slurm.device import VfIdentity
 from vhpc_slurm.errors import NodeError, TeardownError
-from vhpc_slurm.hardware import VfIdentity
 
 PARKED_GUID = (1 << 64) - 1
 """GUID of a parked function; with zero the firmware would choose one."""

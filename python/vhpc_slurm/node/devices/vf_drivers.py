@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import time
 
-from vhpc_slurm.hardware import VfIdentity
+from vhpc_slurm.device import VfIdentity
 from vhpc_slurm.node.devices import rtnetlink
 from vhpc_slurm.node.devices.preflight import bound_to, device_path
 from vhpc_slurm.node.devices.rtnetlink import (

@@ -17,17 +17,14 @@ import os
 import re
 from pathlib import Path
 
-from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.node.devices.device_class import NotCleanError
 from vhpc_slurm.node.devices.preflight import COMMAND, VFIO, Before, bound_to, config_space, device_path
 from vhpc_slurm.node.host import attribute, sysfs
 
 BUS_MASTER = 0x4
 KMSG = Path("/dev/kmsg")
 GIVEN_UP = re.compile(r"not ready \d+ms after .*giving up", re.ASCII)
-
-
-class NotCleanError(TeardownError):
-    """A device may not be in the state that its next user needs."""
 
 
 def bind(root: str, address: str, before: Before, timeout_s: float) -> None:

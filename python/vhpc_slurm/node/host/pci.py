@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from vhpc_slurm.hardware import UNKNOWN_CELL, PciBar, PciFunction, PciLink, address_key
+from vhpc_slurm.hardware import PCI_ADDRESS, UNKNOWN_CELL, PciBar, PciFunction, PciLink, address_key
 from vhpc_slurm.node.host import sysfs
 from vhpc_slurm.node.host.sysfs import bits, mask_of
 
-ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 _ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) GT/s", re.ASCII)
 _VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
@@ -48,7 +47,7 @@ def read_functions(
     folder = f"{sysfs_root}/bus/pci/devices"
     known: dict[str, tuple[int, ...]] = {}
     found, remarks = [], []
-    for name in sorted(filter(ADDRESS.fullmatch, sysfs.listing(folder)), key=address_key):
+    for name in sorted(filter(PCI_ADDRESS.fullmatch, sysfs.listing(folder)), key=address_key):
         function = _function(folder, name, cell_cpus, online, known)
         if function is not None:
             found.append(function)
@@ -95,7 +94,7 @@ def _function(
         reset_methods=tuple(methods.split()) if "reset_method" in entries else None,
         bars=_bars(maybe("resource")),
         physfn=points("physfn"),
-        virtfns=tuple(filter(ADDRESS.fullmatch, (points(name) for _, name in virtual))),
+        virtfns=tuple(filter(PCI_ADDRESS.fullmatch, (points(name) for _, name in virtual))),
         vfs_max=_number(maybe("sriov_totalvfs")),
         link=_link(maybe),
         names=tuple(name for place in _named(path, entries) for name in sysfs.listing(f"{path}/{place}")),
@@ -139,7 +138,7 @@ def _place(target: str) -> tuple[str, tuple[str, ...]]:
     roots = [at for at, part in enumerate(parts) if _ROOT.fullmatch(part)]
     if not roots:
         return "", ()
-    return parts[roots[-1]], tuple(part for part in parts[roots[-1] + 1 : -1] if ADDRESS.fullmatch(part))
+    return parts[roots[-1]], tuple(part for part in parts[roots[-1] + 1 : -1] if PCI_ADDRESS.fullmatch(part))
 
 
 def _local(text: str, online: int) -> tuple[int, ...]:

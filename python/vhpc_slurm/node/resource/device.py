@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PCI device of a guest: a GPU, a virtual function, or another function that is passed through whole."""
+"""A device that is handed to a guest."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
+from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.hardware import GPU, VF, PassthroughDevice
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import finding
-from vhpc_slurm.node.devices import aer, assignment, preflight, quarantine, setup
+from vhpc_slurm.node.devices import assignment, classes
+from vhpc_slurm.node.devices.device_class import DeviceClass, HostState
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.resource.protocol import Resource, Result
@@ -23,7 +24,7 @@ AT_ONCE = 32  # devices that are released in parallel; the threads only wait
 
 
 class AssignedDevice(Resource):
-    """A PCI device that is bound to vfio-pci for a guest."""
+    """A device of a guest, prepared and released by its class."""
 
     kind = "device"
 
@@ -32,43 +33,38 @@ class AssignedDevice(Resource):
         layout: Layout,
         journal: Journal,
         devices: Sequence[PassthroughDevice],
-        host: assignment.HostState,
+        host: HostState,
     ) -> None:
-        """Bind a job's devices to vfio-pci, and give its virtual functions their identities.
+        """Prepare a job's devices for its guests.
 
         Args:
             layout: of this node.
             journal: the job's journal.
-            devices: of all guests of the job; virtual functions with their identities.
+            devices: of all guests of the job; networked ones with their identities.
             host: paths, and holders of devices.
 
         All are checked before the first one is changed.
 
         Raises:
-            UnfitError: virtual functions cannot be assigned; others may serve.
+            UnfitError: counted devices cannot be assigned; others may serve.
             DeviceError: one cannot be assigned; nothing was changed.
             QuarantinedError: one got stuck during the change.
             NodeError: the kernel refused one.
             Stopped: the job was ended meanwhile.
         """
         checked = assignment.check(layout, devices, host)
-        root = layout.config.host.sysfs_root
-        for device, before in zip(devices, checked, strict=True):
+        for device, state in zip(devices, checked, strict=True):
             entry = journal.acquire(
                 self.kind,
-                f"{self.kind}:{device.address}",
-                address=device.address,
-                role=device.role,
-                driver=before.driver,
-                override=before.override,
-                methods=before.methods,
-                group=before.group,
-                aer=aer.counts(preflight.device_path(root, device.address)),
+                f"{self.kind}:{device.key}",
+                device=device.key,
+                device_class=device.device_class,
+                state=state,
             )
-            assignment.bind(layout, str(journal.generation), entry, device, before)
+            assignment.prepare(layout, str(journal.generation), entry, device)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
-        """Reset, verify and clear a device, and bind its former driver; else it goes into quarantine."""
+        """Reset, verify and clear a device, and restore its state; else it goes into quarantine."""
         assignment.release(layout, str(generation), entry)
 
     def release_each(
@@ -96,51 +92,52 @@ class AssignedDevice(Resource):
                 yield from ended.result()
 
     def disconnect(self, layout: Layout, entries: Iterable[Entry]) -> None:
-        """Disconnect a generation's virtual functions from their networks now, while a guest may have them.
+        """Disconnect a generation's devices from their networks now, while a guest may have them.
 
         The release repeats it, and quarantines those that are still connected.
         """
         for entry in entries:
-            if entry.kind == self.kind and entry.data["role"] == VF:
+            if entry.kind == self.kind:
                 with contextlib.suppress(VhpcError, OSError):
-                    assignment.park(layout, str(entry.data["address"]))
+                    classes.of(entry.data["device_class"]).park(layout, entry.data["device"])
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
-        """Virtual functions that are on a network although no generation holds them."""
+        """Devices that are not parked although no generation holds them."""
         try:
-            known = {record.address for record in quarantine.read_records(layout)}
-            made = [address for address in setup.made(layout) if address not in known]
-            held = self._held(layout) if made else set()
+            known = assignment.quarantined(layout)
+            every = [(one, key) for one in classes.CLASSES.values() for key in one.idle(layout)]
+            idle = [(one, key) for one, key in every if key not in known]
+            held = self._held(layout) if idle else set()
         except (
             VhpcError
         ) as err:  # a journal or a record is damaged: it is unknown which generation holds what
             yield finding.of_error(Kind.UNPARKED_FUNCTION, err)
             return
-        for address in (one for one in made if one not in held):
-            wrong = assignment.why_not_parked(layout, address)
+        for one, key in idle:
+            wrong = "" if key in held else one.why_not_parked(layout, key)
             if wrong:
-                what = f"virtual function {address} belongs to no job but is not parked: {wrong}"
-                yield NodeFinding(Kind.UNPARKED_FUNCTION, what, partial(self._park_orphan, layout, address))
+                what = f"{one.noun} {key} belongs to no job but is not parked: {wrong}"
+                yield NodeFinding(Kind.UNPARKED_FUNCTION, what, partial(self._park_orphan, layout, one, key))
 
     def _held(self, layout: Layout) -> set[object]:
-        """Addresses that a generation has reserved, or has not released yet."""
+        """Keys that a generation has reserved, or has not released yet."""
         reserved = reservations.Reservations().entries(layout)
-        return {address for _, entry in reserved for address in entry.data.get("devices", ())} | {
-            entry.data.get("address") for _, entry in self.entries(layout)
+        return {key for _, entry in reserved for key in entry.data.get("devices", ())} | {
+            entry.data.get("device") for _, entry in self.entries(layout)
         }
 
-    def _park_orphan(self, layout: Layout, address: str) -> None:
+    def _park_orphan(self, layout: Layout, one: DeviceClass, key: str) -> None:
         # Prolog reserves devices under the same lock: either it has reserved this one, or it finds it parked.
         with reservations.plan_lock(layout, layout.config.guests.stage_timeout_s):
-            if address not in self._held(layout):
-                assignment.park_orphan(layout, address)
+            if key not in self._held(layout):
+                assignment.park(layout, one, key)
 
 
 def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Devices that are released one after the other: GPUs of one bus, which a bus reset would affect."""
-    found: dict[str, list[Entry]] = {}
+    """Devices that are released one after the other, as their classes say."""
+    found: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        address = str(entry.data["address"])
-        bus = address.rpartition(":")[0]
-        found.setdefault(bus if entry.data["role"] == GPU else address, []).append(entry)
+        name, key = entry.data["device_class"], entry.data["device"]
+        one = classes.CLASSES.get(name)
+        found.setdefault((name, one.lane(key) if one else key), []).append(entry)
     return list(found.values())

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vhpc_slurm.errors import NodeError, TeardownError
-from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import Generation, NodePlan
 from vhpc_slurm.node.devices.nvswitch import Fmpm, Provider, choose, is_active
 from vhpc_slurm.node.resource.protocol import Resource
@@ -26,7 +25,7 @@ class NvSwitch(Resource):
             provider: the service that manages the partitions.
             journal: the job's journal.
             plan: has the GPUs of each guest.
-            modules: module by PCI address.
+            modules: module by key.
 
         Raises:
             UserError, FabricError: as ``choose``.
@@ -34,7 +33,7 @@ class NvSwitch(Resource):
             Stopped: the job was ended meanwhile.
         """
         for guest in plan.guests:
-            gpus = [device.address for device in guest.devices if device.role == GPU]
+            gpus = [device.key for device in guest.devices if device.traits.nvswitch]
             if not gpus:
                 continue
             unknown = [address for address in gpus if address not in modules]

@@ -33,7 +33,7 @@ def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
             cpus=tuple(sorted(pin.os_cpu for pin in guest.pins)),
             cells=tuple((cell.host_cell, cell.memory_mib) for cell in guest.cells),
             hugepage_kib=guest.hugepage_kib,
-            devices=tuple(device.address for device in guest.devices),
+            devices=tuple(device.key for device in guest.devices),
         )
         for guest in plan.guests
     )

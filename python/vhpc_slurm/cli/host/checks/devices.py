@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.device import GPU_CLASSES, GpuTraits, NodeDevices
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.hardware import NodeDevices, PciFunction
-from vhpc_slurm.node.devices import gpumap, quarantine, scrub, setup
+from vhpc_slurm.hardware import PciFunction
+from vhpc_slurm.node.devices import classes, gpumap, quarantine, scrub, setup
 from vhpc_slurm.node.devices.preflight import NVIDIA, VFIO
 from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.node.host import inventory, sysfs
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
+from vhpc_slurm.placement.devices import is_allowed, of_map, places_of, pool
 from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
@@ -41,17 +42,18 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
         return
     for remark in host.remarks:
         yield warn("devices.pci", remark, "compare with lspci; no guest gets this device")
-    functions = {function.address: function for function in host.pci}
+    node_devices = NodeDevices(gpus, parents=classes.parents(Layout(config)))
+    places = places_of(host, node_devices)
     slurm_gpus = slurm.gres_count(config.placement.gpu_gres)
-    yield from gpu_map(path, gpus, functions, slurm_gpus, config)
-    vfs = pool(host, NodeDevices(gpus))
+    yield from gpu_map(path, gpus, places, slurm_gpus, config)
+    vfs = pool(host, node_devices)
     slurm_vfs = slurm.gres_count(config.placement.vf_gres)
     if vfs or slurm_vfs:
-        good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
+        good = len([vf for vf in vfs if vf.key not in {record.key for record in records}])
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)
     if vfs:
-        yield adapters(sorted({vf.physfn for vf in vfs}), config.host.sysfs_root)
-    handed_out = [functions[address] for address in gpus if address in functions] + list(vfs)
+        yield adapters(sorted({vf.place.physfn for vf in vfs}), config.host.sysfs_root)
+    handed_out = [places[key] for key in gpus if key in places] + [vf.place for vf in vfs]
     if handed_out:
         yield iommu(handed_out)
         yield vfio(config.host.sysfs_root)
@@ -60,22 +62,23 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
     if records:
-        names = ", ".join(f"{record.address} ({record.reason})" for record in records)
+        names = ", ".join(f"{record.key} ({record.reason})" for record in records)
         yield warn("devices.quarantine", f"in quarantine: {names}", "vhpc devices clear ADDRESS")
 
 
 def gpu_map(
     path: Path,
     gpus: Sequence[str],
-    functions: dict[str, PciFunction],
+    places: Mapping[str, PciFunction],
     slurm: int | None,
     config: Config,
 ) -> Iterator[CheckResult]:
     """Whether the map lists existing GPUs, each once, as many as slurm.conf has."""
     there = [
-        function.address
-        for function in functions.values()
-        if function.class_code >> 16 in GPU_CLASSES
+        key
+        for key, function in places.items()
+        if key == function.address
+        and function.class_code >> 16 in GPU_CLASSES
         and function.vendor not in DISPLAY_OF_SERVERS
         and not function.physfn
     ]
@@ -87,11 +90,7 @@ def gpu_map(
                 "write a line INDEX ADDRESS for each GPU, in the order of gres.conf",
             )
         return
-    wrong = [
-        address
-        for address in gpus
-        if address not in there and not (address in functions and named(functions[address], config))
-    ]
+    wrong = [key for key in gpus if key not in there and not _usable(key, places, config)]
     twice = sorted({address for address in gpus if gpus.count(address) > 1})
     if wrong or twice:
         what = "; ".join(
@@ -111,6 +110,12 @@ def gpu_map(
         left = [address for address in there if address not in gpus]
         more = f"; not listed: {', '.join(left)}" if left else ""
         yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
+
+
+def _usable(key: str, places: Mapping[str, PciFunction], config: Config) -> bool:
+    """Whether guests may get a device of the map whose PCI class alone does not show it."""
+    found = of_map(key, places.get(key), config)
+    return found is not None and (found.device_class != GpuTraits.name or is_allowed(found.place, config))
 
 
 def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:

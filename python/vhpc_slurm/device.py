@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices for guests: each has a key and a class.
+
+The key is the device's name in plans, reservations, journals and quarantine,
+and for operators.  The class has two parts, joined by its name: the traits
+here, which placement and the domain XML use, and the verbs on a node
+(``node.devices.device_class``).  docs/architecture.md says how to add a class.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.hardware import PCI_ADDRESS, PciBar, PciFunction, address_key
+from vhpc_slurm.record import Record
+
+GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processors, accelerators
+NETWORK_CLASS = 0x02
+INFINIBAND_ON_SERIAL_BUS = 0x0C06
+
+
+class HostdevSource(Record, frozen=True):
+    """A device in libvirt's terms; the source's address has these attributes."""
+
+    kind: str
+    attributes: tuple[tuple[str, str], ...]
+    address: tuple[tuple[str, str], ...]
+
+
+class DeviceTraits:
+    """What is the same of all devices of a class, on every host.
+
+    Attributes:
+        name: of the class; at most 16 characters.
+        key_form: form of the keys, of at most 64 characters; ``key_name`` is its name in messages.
+        indexed: Slurm allocates them by index (``placement.gpu_gres``, and a line of the GPU map for
+            each); otherwise by number (``placement.vf_gres``), and one can replace another.
+        iommu: without an IOMMU group of its place, a guest could write to the host's memory with it.
+        networked: it has a network identity from the lease.
+        nvswitch: an NVSwitch of the node joins it with the guest's other ones.
+        nccl: NCCL must know its place.
+        slow_boot: a guest kernel needs ``GPU_BOOT_S`` more to set up its BARs.
+    """
+
+    name: str
+    key_form = PCI_ADDRESS
+    key_name = "PCI address"
+    indexed = False
+    iommu = True
+    networked = False
+    nvswitch = False
+    nccl = False
+    slow_boot = False
+
+    def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:
+        """Whether a device is of this class.
+
+        Args:
+            key: of the device.
+            place: the PCI function that it is, or that has it.
+            allowed: ``devices.allow`` lists the ids of the place.
+        """
+        raise NotImplementedError
+
+    def bars(self, place: PciFunction) -> tuple[PciBar, ...]:
+        """The BARs that the guest sees."""
+        return place.bars
+
+    def source(self, key: str) -> HostdevSource:
+        """The device in the domain XML.
+
+        ``managed="no"``: binding to vfio-pci and back is ours, with a journal.
+        """
+        domain, bus, slot, function = address_key(key)
+        address = {
+            "domain": f"0x{domain:04x}",
+            "bus": f"0x{bus:02x}",
+            "slot": f"0x{slot:02x}",
+            "function": f"0x{function:x}",
+        }
+        return HostdevSource("pci", (("managed", "no"),), tuple(address.items()))
+
+
+class GpuTraits(DeviceTraits):
+    """A GPU, or another PCI function that the site allows and lists in the GPU map."""
+
+    name = "gpu"
+    indexed = nvswitch = nccl = slow_boot = True
+
+    def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:
+        """Any function with the class of a GPU, or that the site allows."""
+        return key == place.address and (allowed or place.class_code >> 16 in GPU_CLASSES)
+
+
+class VirtualFunctionTraits(DeviceTraits):
+    """A virtual function of a network adapter."""
+
+    name = "vf"
+    networked = nccl = True
+
+    def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:  # noqa: ARG002 - any kind may
+        """Any virtual function of a network adapter."""
+        network = place.class_code >> 16 == NETWORK_CLASS or place.class_code >> 8 == INFINIBAND_ON_SERIAL_BUS
+        return key == place.address and bool(place.physfn) and network
+
+
+TRAITS: list[DeviceTraits] = [GpuTraits(), VirtualFunctionTraits()]
+"""Of all classes; the first one that owns a device is its class."""
+
+
+def traits_of(name: str) -> DeviceTraits:
+    """The traits of a class by its name; NodeError if this version has no such class."""
+    for traits in TRAITS:
+        if traits.name == name:
+            return traits
+    raise NodeError(f"this version has no device class {name!r}", "a newer vhpc has written it")
+
+
+def is_key(text: str) -> bool:
+    """Whether a text has the form of a key of some class."""
+    return any(traits.key_form.fullmatch(text) for traits in TRAITS)
+
+
+def key_order(key: str) -> tuple[int, str]:
+    """For sorting keys: PCI addresses by domain, bus, slot and function, then longer keys."""
+    return len(key), key
+
+
+class HostDevice(Record, frozen=True):
+    """A device of a host that guests may get.
+
+    Attributes:
+        key: of the device.
+        device_class: name of its class.
+        place: the PCI function that it is, or that has it: its place in the host's topology.
+    """
+
+    key: str
+    device_class: str
+    place: PciFunction
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """Of its class."""
+        return traits_of(self.device_class)
+
+    @property
+    def bars(self) -> tuple[PciBar, ...]:
+        """The BARs that the guest sees."""
+        return self.traits.bars(self.place)
+
+
+def classify(key: str, place: PciFunction, *, indexed: bool, allowed: bool = False) -> HostDevice | None:
+    """A device with its class, of those that Slurm allocates by index or by number; None if it has none."""
+    for traits in TRAITS:
+        if traits.indexed == indexed and traits.owns(key, place, allowed=allowed):
+            return HostDevice(key, traits.name, place)
+    return None
+
+
+class NodeDevices(Record, frozen=True):
+    """Which devices of a node may go to guests, besides its virtual functions.
+
+    Attributes:
+        gpus: keys by GRES index.
+        quarantined: keys of devices that may not, whatever else says so.
+        parents: (key, address of the PCI function that has it) of devices that are not PCI functions.
+    """
+
+    gpus: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    parents: tuple[tuple[str, str], ...] = ()
+
+
+class VfIdentity(Record, frozen=True):
+    """What a virtual function is on its network.
+
+    Attributes:
+        node_guid, port_guid: of InfiniBand.
+        pkey: partition key of InfiniBand, without membership.
+        mac: of Ethernet: six bytes.
+        vlan: of Ethernet; 0 for none.
+    """
+
+    node_guid: int = 0
+    port_guid: int = 0
+    pkey: int = 0
+    mac: bytes = b""
+    vlan: int = 0
+
+
+class PassthroughDevice(Record, frozen=True):
+    """A device of the host that is handed to a guest.
+
+    Attributes:
+        key: of the device.
+        device_class: name of its class.
+        host_cell: NUMA cell on the host.
+        root_complex: the PCI root on the host.
+        port: index of the guest's controller that it is plugged into.
+        identity: of networked devices; None for others, and where no lease has decided it yet.
+        parent: address of the PCI function that has it; empty if it is one itself.
+    """
+
+    key: str
+    device_class: str
+    host_cell: int
+    root_complex: str
+    port: int = 0
+    identity: VfIdentity | None = None
+    parent: str = ""
+
+    @property
+    def traits(self) -> DeviceTraits:
+        """Of its class."""
+        return traits_of(self.device_class)
+
+    @property
+    def function(self) -> str:
+        """Address of the PCI function that it is, or that has it."""
+        return self.parent or self.key
