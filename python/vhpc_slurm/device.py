@@ -14,6 +14,7 @@ from vhpc_slurm.hardware import PCI_ADDRESS, PciBar, PciFunction, address_key
 from vhpc_slurm.record import Record
 
 GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processors, accelerators
+DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 NETWORK_CLASS = 0x02
 INFINIBAND_ON_SERIAL_BUS = 0x0C06
 
@@ -61,6 +62,10 @@ class DeviceTraits:
         """
         raise NotImplementedError
 
+    def plausible(self, place: PciFunction) -> bool:  # noqa: ARG002 - for other classes
+        """Whether the place alone shows that guests may have the device, without ``devices.allow``."""
+        return True
+
     def bars(self, place: PciFunction) -> tuple[PciBar, ...]:
         """The BARs that the guest sees."""
         return place.bars
@@ -89,6 +94,10 @@ class GpuTraits(DeviceTraits):
     def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:
         """Any function with the class of a GPU, or that the site allows."""
         return key == place.address and (allowed or place.class_code >> 16 in GPU_CLASSES)
+
+    def plausible(self, place: PciFunction) -> bool:
+        """Not a management controller, and not a virtual function."""
+        return place.vendor not in DISPLAY_OF_SERVERS and not place.physfn
 
 
 class VirtualFunctionTraits(DeviceTraits):

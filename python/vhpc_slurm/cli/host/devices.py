@@ -14,7 +14,7 @@ from vhpc_slurm.cli.host.hostview import maker
 from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.cli.verbs import Group, Verb
 from vhpc_slurm.config import Config
-from vhpc_slurm.device import is_key, key_order
+from vhpc_slurm.device import GpuTraits, is_key, key_order
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.node.devices import assignment as node_devices
@@ -116,7 +116,7 @@ def _rows(config: Config, node: str) -> list[Row]:
     held = fold(reservations.live(layout)).devices
     records = node_devices.quarantined(layout)
     places = places_of(host, found)
-    roles = dict.fromkeys(found.gpus, "gpu")
+    roles = dict.fromkeys(found.gpus, GpuTraits.name)
     known = [*pool(host, found), *(of_map(key, places.get(key), config) for key in found.gpus)]
     roles |= {device.key: device.device_class for device in known if device is not None}
     roles |= {key: record.device_class for key, record in records.items()}

@@ -9,7 +9,7 @@ checked it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,10 @@ def _case(
 
 
 def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
-    """Release a device: park it, reset, verify and clear it, and restore its state.
+    """Release a device: disconnect, reset, verify and clear it, and restore its state.
 
     Idempotent, also for a device that was announced but not changed.  If it
-    cannot be parked, it is quarantined and also stays in the journal, so that no
+    cannot be disconnected, it is quarantined and also stays in the journal, so that no
     other job gets the partition key.
 
     Raises:
@@ -130,7 +130,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
     one = classes.of(entry.data["device_class"])
     there = one.exists(layout, key)
     if there:
-        park(layout, one, key, generation=generation, state=state)
+        _idled(layout, one, key, one.disconnect, generation=generation, state=state)
     if key in quarantined(layout):
         return
     if not there:
@@ -143,20 +143,20 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
         raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
 
 
-def park(layout: Layout, one: DeviceClass, key: str, **known: Any) -> None:
-    """Park a device that no guest has any more; quarantine it if that fails.
-
-    Args:
-        layout: of this node.
-        one: its class.
-        key: of the device.
-        known: generation and state, for the record of the quarantine.
+def park(layout: Layout, one: DeviceClass, key: str) -> None:
+    """Park a device that no job holds; quarantine it if that fails.
 
     Raises:
         TeardownError: it cannot be parked.
     """
+    _idled(layout, one, key, one.park)
+
+
+def _idled(
+    layout: Layout, one: DeviceClass, key: str, verb: Callable[[Layout, str], None], **known: Any
+) -> None:
     try:
-        one.park(layout, key)
+        verb(layout, key)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
         quarantine.put(layout, quarantine.record(key, one.traits.name, line, **known))

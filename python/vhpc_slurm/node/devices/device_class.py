@@ -42,7 +42,7 @@ class DeviceClass(ABC):
     Attributes:
         traits: what is the same on every host; their name is that of the class.
         noun: of a device, in messages.
-        unparked: the consequence of a failed ``park``, in messages.
+        unparked: the consequence of a failed ``disconnect`` or ``park``, in messages.
     """
 
     traits: DeviceTraits
@@ -75,8 +75,8 @@ class DeviceClass(ABC):
             NodeError: the kernel refused.
         """
 
-    def park(self, layout: Layout, key: str) -> None:  # noqa: B027 - the others reach nothing
-        """Disconnect the device from what it could reach for its job, also while the guest still has it.
+    def disconnect(self, layout: Layout, key: str) -> None:  # noqa: B027 - the others reach nothing
+        """Disconnect the device from the network of its job; the guest may still have it.
 
         Raises:
             VhpcError, OSError: it may still be connected.
@@ -89,6 +89,14 @@ class DeviceClass(ABC):
     def why_not_parked(self, layout: Layout, key: str) -> str:  # noqa: ARG002 - for other classes
         """Why an idle device is not parked; empty if it is parked or cannot be read."""
         return ""
+
+    def park(self, layout: Layout, key: str) -> None:
+        """Park a device that no job holds: disconnect it, or remove it if ``prepare`` creates it.
+
+        Raises:
+            VhpcError, OSError: it may not be parked.
+        """
+        self.disconnect(layout, key)
 
     @abstractmethod
     def release(self, layout: Layout, key: str, state: State, host: HostState) -> None:
@@ -103,7 +111,7 @@ class DeviceClass(ABC):
 
     @abstractmethod
     def clear(self, case: CheckInput, layout: Layout, key: str, state: State) -> None:
-        """Check a device in quarantine, park, reset, verify and clear it, and restore its state.
+        """Check a device in quarantine, disconnect, reset, verify and clear it, and restore its state.
 
         ``state`` is empty if the device went into quarantine before anything was changed.
 

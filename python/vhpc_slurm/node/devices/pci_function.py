@@ -60,10 +60,10 @@ class PciFunctionClass(DeviceClass):
         )
 
     def clear(self, case: CheckInput, layout: Layout, key: str, state: State) -> None:
-        """Check, park, reset and clear the function, and bind its former driver."""
+        """Check, disconnect, reset and clear the function, and bind its former driver."""
         driver, timeout_s = preflight.bound_to(case.root, key), case.config.timeout_s
         methods = preflight.check(case, key, virtual=self.virtual).methods
-        self.park(layout, key)
+        self.disconnect(layout, key)
         if driver in ("", VFIO):
             self.reset(layout, key, timeout_s)
         vfio.give_back(case.root, key, state.get("driver", ""), state.get("override", ""), methods, timeout_s)
@@ -103,7 +103,7 @@ class VirtualFunction(PciFunctionClass):
         # after its driver is unbound, which keeps old values; before the guest's driver reads them
         vf.configure(_driver(layout, device.key), device.key, _identity(device))
 
-    def park(self, layout: Layout, key: str) -> None:
+    def disconnect(self, layout: Layout, key: str) -> None:
         """Disconnect the function from its network, and reset its identity.
 
         Raises:

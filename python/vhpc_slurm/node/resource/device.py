@@ -99,7 +99,7 @@ class AssignedDevice(Resource):
         for entry in entries:
             if entry.kind == self.kind:
                 with contextlib.suppress(VhpcError, OSError):
-                    classes.of(entry.data["device_class"]).park(layout, entry.data["device"])
+                    classes.of(entry.data["device_class"]).disconnect(layout, entry.data["device"])
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Devices that are not parked although no generation holds them."""

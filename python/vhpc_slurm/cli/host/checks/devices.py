@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.device import GPU_CLASSES, GpuTraits, NodeDevices
+from vhpc_slurm.device import NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.node.devices import classes, gpumap, quarantine, scrub, setup
@@ -20,7 +20,6 @@ from vhpc_slurm.placement.devices import is_allowed, of_map, places_of, pool
 from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
-DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
 
 def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
@@ -53,11 +52,12 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)
     if vfs:
         yield adapters(sorted({vf.place.physfn for vf in vfs}), config.host.sysfs_root)
-    handed_out = [places[key] for key in gpus if key in places] + [vf.place for vf in vfs]
-    if handed_out:
-        yield iommu(handed_out)
+    mapped = (of_map(key, places.get(key), config) for key in gpus)
+    handed_out = [one for one in mapped if one is not None] + list(vfs)
+    if behind := [one.place for one in handed_out if one.traits.iommu]:
+        yield iommu(behind)
         yield vfio(config.host.sysfs_root)
-    if any(function.vendor == NVIDIA for function in handed_out):
+    if any(one.place.vendor == NVIDIA for one in handed_out):
         yield clearing(config)
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
@@ -74,14 +74,8 @@ def gpu_map(
     config: Config,
 ) -> Iterator[CheckResult]:
     """Whether the map lists existing GPUs, each once, as many as slurm.conf has."""
-    there = [
-        key
-        for key, function in places.items()
-        if key == function.address
-        and function.class_code >> 16 in GPU_CLASSES
-        and function.vendor not in DISPLAY_OF_SERVERS
-        and not function.physfn
-    ]
+    found = [classify(key, place, indexed=True) for key, place in places.items()]
+    there = [one.key for one in found if one is not None and one.traits.plausible(one.place)]
     if not gpus:
         if slurm:
             yield error(
@@ -90,7 +84,9 @@ def gpu_map(
                 "write a line INDEX ADDRESS for each GPU, in the order of gres.conf",
             )
         return
-    wrong = [key for key in gpus if key not in there and not _usable(key, places, config)]
+    wrong = [
+        key for key in gpus if key not in there and not (key in places and is_allowed(places[key], config))
+    ]
     twice = sorted({address for address in gpus if gpus.count(address) > 1})
     if wrong or twice:
         what = "; ".join(
@@ -110,12 +106,6 @@ def gpu_map(
         left = [address for address in there if address not in gpus]
         more = f"; not listed: {', '.join(left)}" if left else ""
         yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
-
-
-def _usable(key: str, places: Mapping[str, PciFunction], config: Config) -> bool:
-    """Whether guests may get a device of the map whose PCI class alone does not show it."""
-    found = of_map(key, places.get(key), config)
-    return found is not None and (found.device_class != GpuTraits.name or is_allowed(found.place, config))
 
 
 def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:
