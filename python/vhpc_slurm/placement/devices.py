@@ -271,11 +271,8 @@ class _Near:
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
         self._pairs: dict[tuple[str, str], int] = {}
 
-    def cell(self, device: HostDevice, cells: set[int]) -> int:
+    def cell(self, function: PciFunction, cells: set[int]) -> int:
         """Distance to the nearest of some cells."""
-        return self._cell(device.place, cells)
-
-    def _cell(self, function: PciFunction, cells: set[int]) -> int:
         if function.cell == UNKNOWN_CELL:
             return NOWHERE_NEAR
         if function.cell in cells:
@@ -287,7 +284,7 @@ class _Near:
     def closeness(self, vf: HostDevice, gpus: Sequence[HostDevice], cells: set[int]) -> int:
         """Distance to a guest's GPUs by switch, root complex, cell; without GPUs, to its cells."""
         if not gpus:
-            return self.cell(vf, cells)
+            return self.cell(vf.place, cells)
         return min(self._pair(vf, gpu) for gpu in gpus)
 
     def _pair(self, vf: HostDevice, gpu: HostDevice) -> int:
@@ -306,7 +303,7 @@ class _Near:
             if one.switches and one.switches == other.switches:
                 return SAME_SWITCH
             return OTHER_SWITCH if {*one.switches} & {*other.switches} else SAME_COMPLEX
-        return self._cell(one, {other.cell})
+        return self.cell(one, {other.cell})
 
 
 def _deal(cells: Sequence[set[int]], gpus: Sequence[HostDevice], near: _Near) -> list[list[HostDevice]]:
@@ -314,7 +311,7 @@ def _deal(cells: Sequence[set[int]], gpus: Sequence[HostDevice], near: _Near) ->
     quota = share(len(gpus), [1] * len(cells))
     dealt: list[list[int]] = [[] for _ in cells]
     pairs = sorted(
-        (near.cell(gpu, where), guest, index)
+        (near.cell(gpu.place, where), guest, index)
         for guest, where in enumerate(cells)
         for index, gpu in enumerate(gpus)
     )
