@@ -105,8 +105,6 @@ class Mdev(DeviceClass):
         return bool(sysfs.listing(self._type(layout.config.host.sysfs_root, key)))
 
     def check(self, case: CheckInput, key: str) -> State:
-        if key in case.quarantined:
-            raise DeviceError(f"device {key} is quarantined")
         if key in sysfs.listing(f"{case.root}/{BUS}"):
             raise DeviceError(f"device {key} is there already", "another program has created it")
         if sysfs.text_or_empty(f"{self._type(case.root, key)}/available_instances") in ("", "0"):

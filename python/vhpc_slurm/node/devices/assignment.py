@@ -81,12 +81,15 @@ def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState)
         UnfitError: counted devices cannot be assigned; others may serve.
         DeviceError: another device cannot be assigned.
     """
-    case = _case(layout, [device.key for device in devices], host.held, host, quarantined(layout))
+    known = quarantined(layout)
+    case = _case(layout, [device.key for device in devices], host.held, host)
     found: list[State] = []
     unfit: list[quarantine.QuarantineRecord] = []
     busy: dict[str, str] = {}
     for device in devices:
         try:
+            if device.key in known:
+                raise preflight.QuarantinedDeviceError(device.key)
             found.append(classes.of(device.device_class).check(case, device.key))
         except (DeviceError, attribute.StuckError) as err:
             if device.traits.indexed or isinstance(err, preflight.NODE_WIDE):
@@ -102,17 +105,9 @@ def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState)
     return found
 
 
-def _case(
-    layout: Layout,
-    mine: Sequence[str],
-    held: Mapping[str, str],
-    host: HostState,
-    others: Mapping[str, object],
-) -> CheckInput:
+def _case(layout: Layout, mine: Sequence[str], held: Mapping[str, str], host: HostState) -> CheckInput:
     config = layout.config
-    return CheckInput(
-        config.host.sysfs_root, config.devices, frozenset(mine), held, frozenset(others), host.proc, host.dev
-    )
+    return CheckInput(config.host.sysfs_root, config.devices, frozenset(mine), held, host.proc, host.dev)
 
 
 def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
@@ -188,7 +183,7 @@ def clear(layout: Layout, key: str, held: Mapping[str, str], host: HostState | N
     one = classes.of(record.device_class)
     if not one.exists(layout, key):
         raise TeardownError(f"device {key} is not there", "", "compare with lspci -D")
-    case = _case(layout, [key], held, host or HostState(), {})
+    case = _case(layout, [key], held, host or HostState())
     try:
         one.clear(case, layout, key, record.state)
     except OSError as err:

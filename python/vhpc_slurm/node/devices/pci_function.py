@@ -44,7 +44,7 @@ class PciFunctionClass(DeviceClass):
         driver, now = preflight.bound_to(root, key), preflight.override(root, key, until)
         if before.driver != VFIO and (driver, now) == (before.driver, before.override):
             return  # it was not changed yet, or everything was undone
-        case = CheckInput(root, config, frozenset((key,)), {}, frozenset(), host.proc, host.dev)
+        case = CheckInput(root, config, frozenset((key,)), {}, host.proc, host.dev)
         try:
             preflight.check_holders(case, key, before.group, driver)
         except DeviceError as err:

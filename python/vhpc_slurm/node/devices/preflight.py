@@ -44,7 +44,10 @@ class NotAllowedError(DeviceError):
 
 
 class QuarantinedDeviceError(DeviceError):
-    """The function is in quarantine."""
+    """The device is in quarantine."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"device {key} is quarantined", "", f"vhpc devices; vhpc devices clear {key}")
 
 
 class VfsInUseError(DeviceError):
@@ -126,7 +129,6 @@ class CheckInput(Record, frozen=True):
         config: the site's settings.
         mine: keys of the same job's devices.
         held: generation by key, of other jobs' devices.
-        quarantined: keys.
         proc: path of procfs.
         dev: folder of the device files.
     """
@@ -135,7 +137,6 @@ class CheckInput(Record, frozen=True):
     config: Devices
     mine: frozenset[str]
     held: Mapping[str, str]
-    quarantined: frozenset[str]
     proc: Path = Path("/proc")
     dev: str = "/dev"
 
@@ -168,10 +169,6 @@ def check(case: CheckInput, address: str, *, virtual: bool) -> Before:
         DeviceError: the first failed check; each has its own subclass.
     """
     path = device_path(case.root, address)
-    if address in case.quarantined:
-        raise QuarantinedDeviceError(
-            f"device {address} is quarantined", "", f"vhpc devices; vhpc devices clear {address}"
-        )
     if not sysfs.listing(path):
         raise DeviceAbsentError(
             f"device {address} is not there", f"{path} does not exist", "compare with lspci -D"
