@@ -15,7 +15,7 @@ from vhpc_slurm.node.guest.channel import GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys, reach
 from vhpc_slurm.node.guest.wire import ChannelError
 
-NIC = GuestInterface("vhpc1g0", "06:00:00:01:00:00", 1, "10.200.0.1/16", "fd00::1/64", 1450)
+NIC = GuestInterface("vhpc1g0", "06:00:00:01:00:00", 1, "10.200.0.1/16", "fd00::1/64")
 KEYS = SshKeys("HOST", "host", "USER", "user")
 TIMEOUT_S = 5.0
 """Never waited for: the guest has hung up when its words are read."""
@@ -38,7 +38,7 @@ def one_input(data: bytes) -> None:
             channel.mount("home", "/home")
             channel.fabric((0x9000, 0x7FFF), (0x02CC100000000000,), 1.0)
             channel.topology("<system/>")
-            channel.network(NIC, "vhpc0", ("n1",), slots=(("n1", 4),))
+            channel.network(NIC, 1450, "vhpc0", ("n1",), slots=(("n1", 4),))
             give_ssh_keys(channel, KEYS, 2001, 2001, TIMEOUT_S)
             reach(channel, ("10.200.0.2", "fd00::2"), 1450, 0.1, TIMEOUT_S)
             channel.ready()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
@@ -31,6 +31,7 @@ from vhpc_slurm.model import (
     Lease,
     LeaseState,
     NodeAllocation,
+    RunningNode,
     Segment,
     Share,
 )
@@ -46,6 +47,7 @@ from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
 
+T = TypeVar("T")
 GENERATION = Generation(42, 0, "0123abcd")
 USER = Account("alice", 2001, 2001, "Alice", "/home/alice", "/bin/sh", ())
 SHARES = (Share("workdir0", "/scratch/a", read_only=False, why="workdir"),)
@@ -125,15 +127,14 @@ class RecordingHypervisor:
 class StillHelpers:
     """Helper processes of one guest that nobody starts; errors are put in by the tests."""
 
-    shares: list[Share] = field(default_factory=list)
     disturbance: DisturbedError | None = None
     shim_error: NodeError | None = None
     hung_up: bool = False
     exhaustion: UserError | None = None
     closed: bool = False
 
-    def start_daemons(self, wanted: Sequence[Share]) -> None:
-        self.shares += wanted
+    def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
+        return tuple(wanted)
 
     def start_passt(self, _command: Sequence[str]) -> None:
         pass
@@ -160,10 +161,18 @@ class StillHelpers:
 
 @dataclass
 class BootRig:
-    """One boot, reserved and ready to go."""
+    """One boot, reserved and ready to go; ``helpers`` are those of the guests that were started."""
 
     work: Boot
     hypervisor: RecordingHypervisor
+    helpers: list[StillHelpers] = field(default_factory=list)
+
+    def change(self, **what: Any) -> None:
+        self.work = replace(self.work, **what)
+
+    def start_helpers(self, *_: object) -> StillHelpers:
+        self.helpers.append(StillHelpers())
+        return self.helpers[-1]
 
 
 def prepared(
@@ -181,7 +190,6 @@ def prepared(
     image = publish(layout)
     more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount}
     job = lease(image, guests=guests, segment=segment, nat=nat, site=site, **more)
-    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers())
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)
     journal.stop_when(layout.tombstone(job.generation))
@@ -190,7 +198,9 @@ def prepared(
     hypervisor = RecordingHypervisor()
     recorder = Recorder(layout.timeline(job.generation), job.generation, "n1")
     work = Boot(layout, job, image, plan, NODE, journal, recorder, USER, cast(Hypervisor, hypervisor))
-    return BootRig(work, hypervisor)
+    rig = BootRig(work, hypervisor)
+    monkeypatch.setattr(start, "Helpers", rig.start_helpers)
+    return rig
 
 
 class Agent:
@@ -221,6 +231,14 @@ def connect(monkeypatch: pytest.MonkeyPatch, peer: Agent) -> None:
     monkeypatch.setattr(guest_channel.GuestChannel, "connect", lambda *_: peer)
 
 
-def run(rig: BootRig) -> None:
-    for _ in sequence.boot(rig.work):
-        pass
+def finished(work: Generator[None, None, T]) -> T:
+    """What a generator returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+
+def run(rig: BootRig) -> RunningNode:
+    return finished(sequence.boot(rig.work))

@@ -127,7 +127,7 @@ def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
     return replace(plan, **changes)
 
 
-NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64", 1450)
+NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64")
 NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
 SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
 CASES = {
@@ -138,9 +138,9 @@ CASES = {
     "preferred-two-cells": spec(PREFERRED_CELLS),
     "devices": spec(DEVICES),
     "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
-    "network": spec(replace(FLAT, interface=NIC)),
-    "nat": spec(replace(FLAT, interface=NIC, nat=NAT, paths=GuestPaths(run_dir=RUN))),
-    "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1, mtu=0)), shares=SHARES),
+    "network": spec(replace(FLAT, interface=NIC), mtu=1450),
+    "nat": spec(replace(FLAT, interface=NIC, nat=NAT, paths=GuestPaths(run_dir=RUN)), mtu=1450),
+    "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1)), shares=SHARES),
     "disk": spec(FLAT, disk="/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk"),
     "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
     "255-vcpus": spec(large(GuestTopology(1, 1, 255, 1))),

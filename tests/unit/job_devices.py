@@ -58,5 +58,4 @@ def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
         rig.layout, what, what.image, plan, node, journal, recorder,
         cast(accounts.Account, None), cast(Hypervisor, None),
     )  # fmt: skip
-    reserve.take_devices(work)
-    return work.plan, journal
+    return reserve.take_devices(work), journal

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from vhpc_slurm.model import (
     Lease,
     LeaseState,
     NodePlan,
+    RunningGuest,
+    RunningNode,
     Segment,
     guest_hostname,
 )
@@ -194,7 +196,7 @@ def plan_of(lease: Lease, node: str, vcpus: int = 2) -> NodePlan:
         found = plan.interface(lease, node, index, vcpus)
         assert found is not None
         hostname = guest_hostname(node, index, lease.request.guests_per_node)
-        guests.append(_Guest(index, hostname, replace(found, mtu=found.mtu or 1450)))
+        guests.append(_Guest(index, hostname, found))
     return NodePlan(
         generation=lease.generation,
         node=node,
@@ -203,6 +205,17 @@ def plan_of(lease: Lease, node: str, vcpus: int = 2) -> NodePlan:
         reserve_mib=0,
         segment=plan.node_segment(lease, node),
     )
+
+
+def running_of(lease: Lease, node: str) -> RunningNode:
+    """The same guests, running."""
+    found = plan_of(lease, node)
+    return RunningNode(found, tuple(RunningGuest(guest, 0, mtu=mtu_of(lease)) for guest in found.guests))
+
+
+def mtu_of(lease: Lease) -> int:
+    assert lease.segment is not None
+    return lease.segment.mtu or 1450
 
 
 @dataclass(frozen=True)
@@ -275,7 +288,7 @@ def neighbour_solicitation(sender: Guest, target: bytes) -> bytes:
 
 def build(host: Host, lease: Lease, *, trusted: bool = False) -> None:
     with inside(host.namespace):
-        segment.build(lease, plan_of(lease, host.name), trusted_underlay=trusted)
+        segment.build(lease, plan_of(lease, host.name), mtu_of(lease), trusted_underlay=trusted)
 
 
 @pytest.fixture(name="cluster", scope="module")

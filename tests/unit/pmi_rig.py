@@ -31,7 +31,6 @@ INTERFACE = GuestInterface(
     mac="06:00:13:88:00:01",
     ipv4="10.200.0.2/16",
     ipv6="fd76:6870:6300::2/64",
-    mtu=1450,
     tap="vhpc5000g0",
 )
 
@@ -153,7 +152,7 @@ def join_network(guest: Guest) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may send control operations: run as root")
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
-        channel.network(INTERFACE, "vhpc0", ("n1", "n2"), WAIT_S)
+        channel.network(INTERFACE, 1450, "vhpc0", ("n1", "n2"), WAIT_S)
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import bringup, common, prolog
-from vhpc_slurm.model import Lease, NodeReport
+from vhpc_slurm.model import Lease, NodeReport, RunningNode
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import libvirtd, shares
 from vhpc_slurm.node.host import inventory
@@ -27,6 +27,12 @@ from vhpc_slurm.slurm.port import NotRequeueableError
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DAEMON = 1  # an account that every machine has
+
+
+def booted(work: Boot) -> Generator[None, None, RunningNode]:
+    """A boot that takes no time."""
+    yield from ()
+    return RunningNode(work.plan, ())
 
 
 @dataclass
@@ -53,12 +59,13 @@ class Node:
             raise answer
         return answer
 
-    def boot(self, work: Boot) -> Generator[None, None, None]:
+    def boot(self, work: Boot) -> Generator[None, None, RunningNode]:
         work.journal.acquire("image", "image:x", digest="sha256:" + "0" * 64)
         for _ in range(self.waits):
             yield
         if self.outcome is not None:
             raise self.outcome
+        return (yield from booted(work))
 
     def requeue(self, job_id: int) -> None:
         if not self.may_requeue:

@@ -52,6 +52,7 @@ from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
 GENERATION = Generation(os.getpid(), 0, "0123abcd")
+LEASE = replace(lease_of(1, 5000, "n1", "n2"), generation=GENERATION)
 NAME = str(GENERATION)
 GUEST = f"vhpc-{GENERATION.job_id}-0-0123abcd-g0"
 
@@ -262,18 +263,12 @@ def network_left() -> list[object]:
     ]
 
 
-def work_of(layout: Layout, journal: Journal, **more: object) -> Any:
-    lease = replace(lease_of(1, 5000, "n1", "n2"), generation=GENERATION)
-    return SimpleNamespace(layout=layout, journal=journal, lease=lease, plan=plan_of(lease, "n1"), **more)
-
-
 def job_network(host: Host) -> Case:
     in_namespace(host)
     host.layout.run.mkdir()
+    plan = plan_of(LEASE, "n1")
     return Case(
-        host.layout,
-        lambda journal: JobNetwork().prepare(work_of(host.layout, journal)),
-        network_left,
+        host.layout, lambda journal: JobNetwork().take(host.layout, journal, LEASE, plan), network_left
     )
 
 
@@ -282,9 +277,7 @@ def nat_filter(host: Host) -> Case:
     config = msgspec.structs.replace(host.layout.config.controller, host="192.0.2.9")
     layout = Layout(msgspec.structs.replace(host.layout.config, controller=config))
     guest = cast(Any, SimpleNamespace(index=0, nat=nat.interface(layout.config.network)))
-    return Case(
-        layout, lambda journal: Nat().connect(work_of(layout, journal), guest, 4_100_000), network_left
-    )
+    return Case(layout, lambda journal: Nat().take(layout, journal, LEASE, guest, 4_100_000), network_left)
 
 
 def site_tap(host: Host) -> Case:
@@ -303,13 +296,8 @@ def site_tap(host: Host) -> Case:
     layout = Layout(msgspec.structs.replace(host.layout.config, network=site))
     layout.state.mkdir(parents=True)
 
-    @dataclass
-    class Guest:
-        index: int
-        site: SiteInterface
-
-    guest = cast(Any, Guest(0, SiteInterface("br-site", 2, "198.51.100.200")))
-    return Case(layout, lambda journal: Site().connect(work_of(layout, journal), guest, 0), network_left)
+    found = SiteInterface("br-site", 2, "198.51.100.200")
+    return Case(layout, lambda journal: Site().take(layout, journal, "n1", 0, found), network_left)
 
 
 CASES: dict[str, Callable[[Host], Case]] = {

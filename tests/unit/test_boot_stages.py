@@ -17,10 +17,11 @@ from stepd import needs_root
 from vhpc_slurm.cli.host import plan as cli_plan
 from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
-from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.model import RunningGuest
 from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start
-from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.boot.helpers import Helpers
+from vhpc_slurm.node.boot.state import Started
 from vhpc_slurm.node.guest import channel as guest_channel
 from vhpc_slurm.node.guest import qemulog, refusal
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError
@@ -40,12 +41,6 @@ def rig(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[BootRig]:
     found = prepared(layout, monkeypatch)
     yield found
     found.work.journal.close()
-
-
-def only(rig: BootRig) -> tuple[GuestPlan, StillHelpers]:
-    """The guest and its helpers."""
-    (guest,) = rig.work.plan.guests
-    return guest, cast(StillHelpers, rig.work.helpers[0])
 
 
 # --- the plan and the domain ------------------------------------------------------------
@@ -90,7 +85,7 @@ def test_memory_is_taken_before_all_guests_and_released_after(
     assert kinds == ["domain", "uid", "domain", "uid", "memory", "cgroup", "image", "claim", "claim"]
     uids = sorted(entry.data["uid"] for entry in rig.work.journal.held() if entry.kind == "uid")
     assert sorted(rig.work.journal.entry("memory").data["owners"]) == [2001, *uids]
-    assert all(cast(StillHelpers, helpers).closed for helpers in rig.work.helpers.values())
+    assert [helpers.closed for helpers in rig.helpers] == [True, True]
 
 
 def test_a_boot_whose_job_has_ended_takes_nothing_more(rig: BootRig) -> None:
@@ -109,7 +104,7 @@ def test_what_is_thrown_into_a_wait_ends_the_boot_there(
     next(booting)
     with pytest.raises(Stopped):
         booting.throw(Stopped("generation 42.0.0123abcd was ended"))
-    assert only(rig)[1].closed
+    assert [helpers.closed for helpers in rig.helpers] == [True]
     stage = rig.work.recorder.timeline().stages[-1]
     assert (stage.name, stage.detail) == ("agent g0", "failed: generation 42.0.0123abcd was ended")
 
@@ -162,11 +157,10 @@ def test_a_refused_own_image_is_no_alarm(rig: BootRig, monkeypatch: pytest.Monke
         asked.append(own_image)
         return UserError("the guest does not start")
 
-    def staged(work: Boot) -> None:
-        work.image = replace(work.image, ref=replace(work.image.ref, own=True))
-
+    image, stage_image = rig.work.image, start.stage_image
     monkeypatch.setattr(refusal, "judge", judge)
-    monkeypatch.setattr(start, "make_cgroup", staged)
+    monkeypatch.setattr(start, "stage_image", lambda work: stage_image(replace(work, image=image)))
+    rig.change(image=replace(image, ref=replace(image.ref, own=True)))
     rig.hypervisor.error = DomainRefusedError("libvirt refuses the guest", "no such machine")
     with pytest.raises(UserError):
         run(rig)
@@ -213,12 +207,12 @@ def test_a_guest_that_ends_in_its_boot_fails_the_job(
 
 def test_one_of_several_guests_is_named(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (guest,) = rig.work.plan.guests
-    rig.work.helpers[guest.index] = StillHelpers()  # type: ignore[assignment]
-    both = [diagnose.boot_failure(rig.work, guest, late=True).line()]
-    rig.work.plan = replace(
-        rig.work.plan, guests=tuple(replace(guest, hostname=f"n1-g{index}") for index in (0, 1))
-    )
-    both.append(diagnose.boot_failure(rig.work, rig.work.plan.guests[0], late=True).line())
+    two = tuple(replace(guest, hostname=f"n1-g{index}") for index in (0, 1))
+    both = []
+    for guests in ((guest,), two):
+        rig.change(plan=replace(rig.work.plan, guests=guests))
+        started = Started(RunningGuest(guests[0], 4_100_000), cast(Helpers, StillHelpers()), 0.0)
+        both.append(diagnose.boot_failure(rig.work, started, late=True).line())
     assert "s on n1: it wrote" in both[0]
     assert "s on n1 (guest n1-g0): it wrote" in both[1]
 
@@ -226,9 +220,8 @@ def test_one_of_several_guests_is_named(rig: BootRig, monkeypatch: pytest.Monkey
 def test_a_guest_that_is_late_names_its_deadline_and_the_option(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig.work.plan = replace(
-        rig.work.plan, guests=tuple(replace(guest, boot_timeout_s=0) for guest in rig.work.plan.guests)
-    )
+    (guest,) = rig.work.plan.guests
+    rig.change(plan=replace(rig.work.plan, guests=(replace(guest, boot_timeout_s=0),)))
     connect(monkeypatch, Agent("hello", ChannelSilentError("the guest's agent does not answer", "")))
     with pytest.raises(UserError, match=r"did not get ready within 0 s on n1.*--vhpc-timeout"):
         run(rig)
@@ -295,10 +288,8 @@ def test_an_agent_that_refuses_a_request_fails_the_job(
 def test_a_guest_that_takes_no_topology_boots_without_it(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = rig.work.plan
-    rig.work.plan = replace(
-        plan, guests=tuple(replace(guest, nccl_topology="<system/>") for guest in plan.guests)
-    )
+    (guest,) = rig.work.plan.guests
+    rig.change(plan=replace(rig.work.plan, guests=(replace(guest, nccl_topology="<system/>"),)))
     peer = Agent("topology", ChannelRefusedError("the guest refused topology", 38, "older agent"))
     connect(monkeypatch, peer)
     run(rig)

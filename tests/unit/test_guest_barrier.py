@@ -20,7 +20,7 @@ import pytest
 from controller_lab import Alone, allocation, identity, request, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
-from network_lab import lease_of, plan_of
+from network_lab import lease_of, running_of
 
 from pace import limit
 from vhpc_slurm.config import Config
@@ -33,7 +33,7 @@ from vhpc_slurm.controller.wire_types import ReadyState
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.hooks import barrier
-from vhpc_slurm.model import Generation, Lease, NodePlan
+from vhpc_slurm.model import Generation, Lease, RunningNode
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import Reached
 from vhpc_slurm.node.network.plan import reach_targets
@@ -102,33 +102,34 @@ class Site:
 
         return cast(ControllerClient, SimpleNamespace(ready=ready))
 
-    def plan(self, node: str) -> NodePlan:
-        return plan_of(self.lease, node)
+    def node(self, node: str) -> RunningNode:
+        return running_of(self.lease, node)
 
     def wait(self, node: str) -> None:
         """What the Prolog of a node does when its guests are set up."""
-        barrier.wait(self.config, self.client(), self.lease, self.plan(node))
+        barrier.wait(self.config, self.client(), self.lease, self.node(node))
 
     def reach(
         self, channel: Any, addresses: Sequence[str], mtu: int, wait_s: float, timeout_s: float
     ) -> Reached:
-        """What a guest says; ``channel`` is that guest's plan."""
+        """What a guest says; ``channel`` is that guest."""
         if self.error is not None:
             raise self.error
         nodes = {
             address: peer.node
             for node in {part.node for part in self.lease.allocation.nodes}
-            for guest in self.plan(node).guests
-            for peer in reach_targets(self.lease, node, guest.index)
+            for guest in self.node(node).guests
+            for peer in reach_targets(self.lease, node, guest.plan.index)
             for address in peer.addresses
         }
-        own = {text.partition("/")[0] for text in (channel.interface.ipv4, channel.interface.ipv6)}
+        mine = channel.plan.interface
+        own = {text.partition("/")[0] for text in (mine.ipv4, mine.ipv6)}
         until = time.monotonic() + limit(wait_s)
         while True:
             lost = tuple(
                 address
                 for address in addresses
-                if nodes[address] not in self.ready or any({address, mine} in self.cut for mine in own)
+                if nodes[address] not in self.ready or any({address, one} in self.cut for one in own)
             )
             if not lost or time.monotonic() >= until:
                 return Reached(lost, ", ".join(f"{address}: no answer" for address in lost))
@@ -241,8 +242,6 @@ def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None
     nodes = [f"n{number}" for number in range(1, 1001)]
     site.begin(43, *nodes)
     names = site.lease.allocation.guests(1)
-    interface = site.plan("n7").guests[0].interface
-    assert interface is not None
     tested: list[int] = []
 
     def reach(_channel: Any, addresses: Sequence[str], *_: Any) -> Reached:

@@ -46,7 +46,7 @@ def work_of_two_nodes(layout: Layout, port: int, monkeypatch: pytest.MonkeyPatch
     work = prepared(Layout(msgspec.convert(raw, Config)), monkeypatch).work
     (part,) = work.lease.allocation.nodes
     both = Allocation((part, dataclasses.replace(part, node="n2")))
-    work.lease = dataclasses.replace(work.lease, allocation=both)
+    work = dataclasses.replace(work, lease=dataclasses.replace(work.lease, allocation=both))
     yield work
     for ref, _ in process.marked(str(work.lease.generation)):
         process.end(ref)
@@ -128,11 +128,12 @@ def test_a_port_in_use_costs_no_job(work: Boot, port: int) -> None:
 def test_a_node_that_nobody_asks_starts_no_process(work: Boot, why: str) -> None:
     first, second = work.lease.allocation.nodes
     nodes = {"one node": (first,), "no port": (first, second), "no children": (second, first)}[why]
-    work.lease = dataclasses.replace(work.lease, allocation=Allocation(nodes))
+    lease = dataclasses.replace(work.lease, allocation=Allocation(nodes))
+    work = dataclasses.replace(work, lease=lease)
     if why == "no port":
         raw = msgspec.to_builtins(work.layout.config)
         raw["images"]["peer_port"] = 0
-        work.layout = Layout(msgspec.convert(raw, Config))
+        work = dataclasses.replace(work, layout=Layout(msgspec.convert(raw, Config)))
     found = peers.begin(work)
     assert (found.sources if found else None) == {"no children": ("n2",)}.get(why)
     assert servers(work) == []

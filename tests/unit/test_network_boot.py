@@ -7,12 +7,11 @@ import errno
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from boot_rig import Agent, BootRig, boot_layout, connect, prepared, run
-from network_lab import Cluster, Host, inside, lease_of, network_findings, plan_of, real_cluster, usable
+from network_lab import Cluster, Host, inside, lease_of, network_findings, real_cluster, running_of, usable
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation, Segment
@@ -91,8 +90,7 @@ def test_guests_get_the_taps_that_were_made_before_them(
 
 def test_a_guest_may_take_a_while_to_find_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     lease = lease_of(1, VNI, "n1", "n2")
-    guest = plan_of(lease, "n2").guests[0]
-    work = cast(Any, SimpleNamespace(lease=lease))
+    guest = running_of(lease, "n2").guests[0]
     asked: list[tuple[object, ...]] = []
     answers = [errno.ENODEV, errno.ENODEV, 0]
 
@@ -103,15 +101,15 @@ def test_a_guest_may_take_a_while_to_find_its_interface(monkeypatch: pytest.Monk
                 raise ChannelRefusedError("guest operation network failed", number)
 
     monkeypatch.setattr(network, "AGAIN_S", 0.0)
-    JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
-    assert asked == [(guest.interface, "vhpc0", ("n1", "n2"), 5.0, (("n1", 2), ("n2", 2)))] * 3
+    JobNetwork().configure(lease, guest, cast(Any, Slow()), 5.0)
+    assert asked == [(guest.plan.interface, 1450, "vhpc0", ("n1", "n2"), 5.0, (("n1", 2), ("n2", 2)))] * 3
     answers[:] = [errno.ENOSYS]
     with pytest.raises(ChannelRefusedError):
-        JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
+        JobNetwork().configure(lease, guest, cast(Any, Slow()), 5.0)
     answers[:] = [errno.ENODEV] * 2
     monkeypatch.setattr(network, "PROBE_S", 0.0)
     with pytest.raises(ChannelRefusedError):
-        JobNetwork().configure(work, guest, cast(Any, Slow()), 5.0)
+        JobNetwork().configure(lease, guest, cast(Any, Slow()), 5.0)
 
 
 def test_names_lead_to_the_addresses_of_all_guests() -> None:

@@ -38,7 +38,7 @@ from vhpc_slurm.cli.host.checks import site as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError
-from vhpc_slurm.model import Generation, SiteInterface
+from vhpc_slurm.model import Generation, SiteInterface, SitePort
 from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import owned, site, tools
@@ -130,8 +130,8 @@ def node(cluster: Cluster) -> Iterator[Host]:
 
 def guest(slot: int, *, isolated: bool = True) -> Port:
     ipv4 = f"198.51.100.2{slot}"
-    found = SiteInterface(BRIDGE, 2, PEER, f"vhpcs{slot}", mac(ipv4).hex(":"), f"{ipv4}/24", 1500)
-    site.make(GENERATION, slot, found, isolated=isolated)
+    found = SitePort(f"vhpcs{slot}", mac(ipv4).hex(":"), f"{ipv4}/24", 1500)
+    site.make(GENERATION, slot, SiteInterface(BRIDGE, 2, PEER), found, isolated=isolated)
     return Port(found.tap, ipv4)
 
 
@@ -288,7 +288,7 @@ def test_a_name_without_an_address_leaves_nothing(rig: BootRig, monkeypatch: pyt
     connect(monkeypatch, Agent())
     config = rig.work.layout.config
     wrong = msgspec.structs.replace(config.network, site_name="{node}-none{slot}")
-    rig.work.layout = Layout(msgspec.structs.replace(config, network=wrong))
+    rig.change(layout=Layout(msgspec.structs.replace(config, network=wrong)))
     with pytest.raises(NodeError, match=r"n1-none0, the name of a guest's address, has no IPv4 address"):
         run(rig)
     (entry,) = [entry for entry in rig.work.journal.held() if entry.kind == "site"]

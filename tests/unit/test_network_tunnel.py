@@ -29,6 +29,7 @@ from network_lab import (
     inside,
     ip,
     lease_of,
+    mtu_of,
     network_findings,
     ours,
     plan_of,
@@ -96,7 +97,7 @@ def test_an_unencrypted_segment_shows_frames_to_the_same_capture(n1: Host, n2: H
     leases = [lease_of(1, VNI, "n1", "n2") for _ in (n1, n2)]
     for host, lease in zip((n1, n2), leases, strict=True):
         with inside(host.namespace):
-            segment.build(lease, plan_of(lease, host.name), trusted_underlay=False)
+            segment.build(lease, plan_of(lease, host.name), mtu_of(lease), trusted_underlay=False)
     one, two = Guest(n1, leases[0]), Guest(n2, leases[1])
     try:
         with capture(n1) as frames:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from boot_rig import GENERATION, NODE, boot_layout
-from prolog_rig import Node, prolog_node
+from prolog_rig import Node, booted, prolog_node
 from stepd import needs_root
 
 from vhpc_slurm import policy
@@ -18,7 +18,7 @@ from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hooks import barrier, bringup, timelimit
-from vhpc_slurm.model import Allocation, Generation, LeaseState, Segment
+from vhpc_slurm.model import Allocation, Generation, LeaseState, RunningNode, Segment
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot import permission
 from vhpc_slurm.node.boot.state import Boot
@@ -212,7 +212,7 @@ def two_nodes(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
         if node.outcome is not None:
             raise node.outcome
 
-    monkeypatch.setattr(bringup, "boot", lambda _work: iter(()))
+    monkeypatch.setattr(bringup, "boot", booted)
     monkeypatch.setattr(barrier, "wait", wait)
     monkeypatch.setattr(ControllerClient, "ready", ready)
     node.told = told
@@ -338,12 +338,13 @@ def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_en
     late = 0.0
     real = timeline.now
 
-    def boot(work: Boot) -> Generator[None, None, None]:
+    def boot(work: Boot) -> Generator[None, None, RunningNode]:
         nonlocal late
         with work.recorder.stage("agent g0"):
             late = 61.0
             if not at_end:
                 yield
+        return (yield from booted(work))
 
     monkeypatch.setattr(timeline, "now", lambda: real() + late)
     monkeypatch.setattr(bringup, "boot", boot)

@@ -28,6 +28,7 @@ from vhpc_slurm.model import (
     MemoryBinding,
     NatInterface,
     SiteInterface,
+    SitePort,
     VcpuPin,
 )
 from vhpc_slurm.node.guest import refusal
@@ -200,6 +201,8 @@ WISHES: dict[str, Any] = {
     "shares": tuple(
         ShareSpec(tag, f"/run/vhpc/jobs/42/g0/fs-{tag}.sock") for tag in ("home", "work", "data")
     ),
+    "mtu": 1450,
+    "site_port": SitePort("vhpcs0", "06:00:00:01:00:03", "10.0.0.4/24", 1500),
 }
 GUEST_WISHES: dict[str, Any] = {
     "pins": (*SMALL.guest.pins, VcpuPin(2, 9, 0)),
@@ -220,7 +223,7 @@ GUEST_WISHES: dict[str, Any] = {
     "port_guids": (1, 2),
     "interface": GuestInterface("vhpct1", "06:00:00:01:00:01", 1, "10.0.0.1/16", "fd00::1/64"),
     "nat": NatInterface("06:00:00:01:00:02", "10.0.0.2/24", "10.0.0.3", 1500),
-    "site": SiteInterface("br0", 1, "10.0.0.1", tap="vhpcs0", mac="06:00:00:01:00:03"),
+    "site": SiteInterface("br0", 1, "10.0.0.1"),
     "disk_mib": 512,
     "disk_mount": "/scratch",
 }
@@ -256,7 +259,12 @@ def test_the_small_guest_keeps_no_wish_of_the_job(name: str) -> None:
     ("asked", "part"),
     [
         (CASES["disk"], "devices/disk/target[@dev='vdb']"),
-        (replace(SMALL, guest=replace(SMALL.guest, site=GUEST_WISHES["site"])), "devices/interface"),
+        (
+            replace(
+                SMALL, guest=replace(SMALL.guest, site=GUEST_WISHES["site"]), site_port=WISHES["site_port"]
+            ),
+            "devices/interface",
+        ),
     ],
     ids=["disk", "site"],
 )

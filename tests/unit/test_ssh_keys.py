@@ -8,14 +8,13 @@ import shutil
 import sqlite3
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 from controller_lab import Alone, allocation, identity, request
 from msgspec.structs import force_setattr
-from network_lab import lease_of, plan_of
+from network_lab import lease_of, running_of
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
@@ -184,7 +183,7 @@ class Guest:
         self.asked: list[tuple[Op, bytes]] = []
         self.slots: tuple[tuple[str, int], ...] = ()
 
-    def network(self, _interface: object, _name: str, _nodes: object, _timeout: float, *, slots: Any) -> None:
+    def network(self, *_: object, slots: Any) -> None:
         self.slots = slots
 
     def ask(self, op: Op, body: bytes, _timeout_s: float) -> bytes:
@@ -197,8 +196,7 @@ class Guest:
 def configured(guest: Guest, keys: SshKeys | None) -> None:
     lease = lease_of(1, 5000, "n1", "n2")
     force_setattr(lease, "ssh", keys)
-    work = cast(Any, SimpleNamespace(lease=lease))
-    JobNetwork().configure(work, plan_of(lease, "n2").guests[0], cast(Any, guest), 5.0)
+    JobNetwork().configure(lease, running_of(lease, "n2").guests[0], cast(Any, guest), 5.0)
 
 
 def test_a_guest_gets_the_keys_and_their_owner() -> None:

@@ -10,7 +10,6 @@ import sys
 from dataclasses import replace
 from ipaddress import IPv6Address
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -32,9 +31,10 @@ from vhpc_slurm.controller.wire_types import LeaseWire, Wire
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, NodeSegment, SshKeys, Tunnel, TunnelKeyPairs, TunnelKeys
-from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.network import firewall, plan, probe, segment, tools, tunnel
 from vhpc_slurm.node.resource.job_network import JobNetwork
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import connect
 
 SITE = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099, encryption="wireguard")
@@ -245,7 +245,7 @@ def test_a_node_knows_its_peers_by_key_and_address() -> None:
 
 def test_a_job_of_one_node_has_no_tunnel() -> None:
     found = plan_of(encrypted("n1"), "n1").segment
-    assert found == NodeSegment(VNI, 7634, "192.0.2.1", "vhpcb5000", "vhpcx5000")
+    assert found == NodeSegment(VNI, 7634, "192.0.2.1", "vhpcb5000", "vhpcx5000", mtu=1350)
 
 
 @pytest.mark.promise("net.wireguard-only")
@@ -266,11 +266,9 @@ def test_a_node_without_valid_keys_creates_no_network(what: str) -> None:
 @pytest.mark.promise("net.wireguard-only")
 def test_a_node_that_demands_encryption_refuses_a_plain_segment() -> None:
     lease = lease_of(1, VNI, "n1", "n2")
-    work = SimpleNamespace(
-        lease=lease, plan=plan_of(lease, "n1"), layout=SimpleNamespace(config=Config(network=SITE))
-    )
+    node = Layout(Config(network=SITE))
     with pytest.raises(FabricError, match=r"the network of 1\.0\.00000001 is not encrypted: .*vhpc\.toml"):
-        JobNetwork().prepare(cast(Boot, work))
+        JobNetwork().take(node, cast(Journal, None), lease, plan_of(lease, "n1"))
 
 
 @pytest.mark.promise("net.wireguard-only")
@@ -279,7 +277,7 @@ def test_without_nftables_there_is_no_encrypted_network(monkeypatch: pytest.Monk
     monkeypatch.setattr(segment, "found", lambda *_: [])
     lease = encrypted("n1", "n2")
     with pytest.raises(NodeError, match="job networks need nftables"):
-        segment.build(lease, plan_of(lease, "n1"), trusted_underlay=True)
+        segment.build(lease, plan_of(lease, "n1"), 1450, trusted_underlay=True)
 
 
 def test_the_journal_has_what_the_firewall_needs_and_no_key() -> None:
@@ -288,7 +286,7 @@ def test_the_journal_has_what_the_firewall_needs_and_no_key() -> None:
     assert found is not None
     peers = plan.peers(lease, "n1")
     data = msgspec.json.decode(msgspec.json.encode(segment.entry(found, peers)))
-    assert segment.of_entry(data) == found
+    assert segment.of_entry(data) == replace(found, mtu=0), "guests' interfaces are no part of the firewall"
     rules = firewall.render(lease.generation, segment.of_entry(data), data["peers"])
     assert rules == firewall.render(lease.generation, found, peers)
     assert lease.tunnel is not None

@@ -11,7 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from network_lab import PAYLOAD, QUIET_S, TEST, VNI, Guest, Host, inside, lease_of, ours, plan_of, usable
+from network_lab import (
+    PAYLOAD,
+    QUIET_S,
+    TEST,
+    VNI,
+    Guest,
+    Host,
+    inside,
+    lease_of,
+    mtu_of,
+    ours,
+    plan_of,
+    usable,
+)
 
 from vhpc_slurm.controller.leases import tunnel_keys
 from vhpc_slurm.model import Lease, TunnelKeyPairs
@@ -47,7 +60,7 @@ def create(host: Host, pairs: TunnelKeyPairs, version: int = 4, name: str = "") 
     """A node's part of the segment, made by the node's own code in the host's namespace."""
     lease = encrypted(name or host.name, pairs, version)
     with inside(host.namespace):
-        segment.build(lease, plan_of(lease, name or host.name), trusted_underlay=False)
+        segment.build(lease, plan_of(lease, name or host.name), mtu_of(lease), trusted_underlay=False)
     return lease
 
 

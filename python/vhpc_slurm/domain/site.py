@@ -9,8 +9,8 @@ from vhpc_slurm.domain.spec import DomainSpec
 
 
 def context(spec: DomainSpec) -> NicContext | None:
-    """One interface; None where the job is not on the bridge, or the guest has no slot yet."""
-    found = spec.guest.site
-    if found is None or not found.tap:
+    """One interface; None where the job is not on the bridge, or the guest has no port yet."""
+    found, port = spec.guest.site, spec.site_port
+    if found is None or port is None:
         return None
-    return NicContext(found.tap, found.mac, found.queues, found.mtu, slots.SITE)
+    return NicContext(port.tap, port.mac, found.queues, port.mtu, slots.SITE)

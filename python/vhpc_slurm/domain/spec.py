@@ -12,7 +12,7 @@ import re
 from typing import Literal
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan
+from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, SitePort
 from vhpc_slurm.record import Record
 
 LIBVIRT_OLDEST = 9_000_000
@@ -61,6 +61,8 @@ class DomainSpec(Record, frozen=True):
         shares: virtiofs devices.
         invariant_tsc: the host has an invariant time stamp counter, which the guest may use.
         partition: control group into which libvirt puts the guest; empty for libvirt's default.
+        mtu: of the interface on the network of the job; 0 leaves it to libvirt.
+        site_port: on the bridge of the site; None leaves the interface out.
 
     Raises:
         UserError: a value from the image is not valid.
@@ -87,6 +89,8 @@ class DomainSpec(Record, frozen=True):
     disk: str = ""
     invariant_tsc: bool = True
     partition: str = ""
+    mtu: int = 0
+    site_port: SitePort | None = None
 
     @property
     def kvm(self) -> bool:

@@ -25,7 +25,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import GuestPlan, Lease, NodePlan
+from vhpc_slurm.model import Lease, RunningGuest, RunningNode
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import reach
 from vhpc_slurm.node.network.plan import Peer, reach_targets
@@ -55,7 +55,7 @@ def report_failure(client: ControllerClient, lease: Lease, node: str, error: Vhp
         common.log.warning("the job's other nodes are not told of the failure: %s", err.line())
 
 
-def wait(config: Config, client: ControllerClient, lease: Lease, plan: NodePlan) -> None:
+def wait(config: Config, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
     """Wait until the guests of this node reach those that they test; on the first node, for all nodes.
 
     Raises:
@@ -64,55 +64,55 @@ def wait(config: Config, client: ControllerClient, lease: Lease, plan: NodePlan)
         Stopped: the job has ended.
     """
     if lease.segment is not None:
-        _Barrier(config, client, lease, plan).wait()
+        _Barrier(config, client, lease, node).wait()
 
 
 class _Barrier:
     """One Prolog's wait."""
 
-    def __init__(self, config: Config, client: ControllerClient, lease: Lease, plan: NodePlan) -> None:
+    def __init__(self, config: Config, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
         self._config = config
         self._client = client
         self._lease = lease
-        self._plan = plan
+        self._node, self._guests = node.plan.node, node.guests
         self._nodes = lease.segment_nodes
         self._until = time.monotonic() + config.network.ready_timeout_s
 
     def wait(self) -> None:
-        for guest in self._plan.guests:
-            if peers := reach_targets(self._lease, self._plan.node, guest.index):
+        for guest in self._guests:
+            if peers := reach_targets(self._lease, self._node, guest.plan.index):
                 self._test(guest, peers)
         if len(self._nodes) > 1:
             self._await_others()
 
     # --- guests ---------------------------------------------------------------
 
-    def _test(self, guest: GuestPlan, peers: Sequence[Peer]) -> None:
+    def _test(self, guest: RunningGuest, peers: Sequence[Peer]) -> None:
         """Repeat a guest's tests until all peers have answered."""
         try:
-            with GuestChannel.connect(Path(guest.paths.run_dir) / ROOT_SOCKET, CONNECT_S) as channel:
+            with GuestChannel.connect(Path(guest.plan.paths.run_dir) / ROOT_SOCKET, CONNECT_S) as channel:
                 self._repeat(guest, peers, channel)
         except ChannelRefusedError as err:
             hint = "rebuild the image with this version's agent" if err.errno == errno.ENOSYS else ""
-            raise UserError(f"guest {guest.hostname} cannot test its network", err.why, hint) from err
+            raise UserError(f"guest {guest.plan.hostname} cannot test its network", err.why, hint) from err
         except (ChannelError, NodeError) as err:  # it was set up a moment ago: the node is well
-            raise UserError(f"guest {guest.hostname} does not answer its node any more", err.line()) from err
+            what = f"guest {guest.plan.hostname} does not answer its node any more"
+            raise UserError(what, err.line()) from err
 
-    def _repeat(self, guest: GuestPlan, peers: Sequence[Peer], channel: GuestChannel) -> None:
-        assert guest.interface is not None
+    def _repeat(self, guest: RunningGuest, peers: Sequence[Peer], channel: GuestChannel) -> None:
         limit_s = float(self._config.guests.stage_timeout_s)
         ready_since: dict[str, float] = {}
         pending, wait_s = tuple(peers), REPORT_S
         while True:
             addresses = [address for peer in pending for address in peer.addresses]
-            found = reach(channel, addresses, guest.interface.mtu, wait_s, limit_s)
+            found = reach(channel, addresses, guest.mtu, wait_s, limit_s)
             pending = tuple(peer for peer in pending if set(peer.addresses) & set(found.unanswered))
             if not pending:
                 return
             state = self._tell("waiting", about=[peer.node for peer in pending])
             now = time.monotonic()
             for peer in pending:
-                if peer.node == self._plan.node or (state and peer.node in state.reported):
+                if peer.node == self._node or (state and peer.node in state.reported):
                     ready_since.setdefault(peer.hostname, now)
             for peer in pending:
                 if now - ready_since.get(peer.hostname, now) >= self._config.network.reach_timeout_s:
@@ -122,23 +122,22 @@ class _Barrier:
                 raise self._failed(self._slow([absent[0].node], state is None))
             wait_s = ASK_S
 
-    def _unreachable(self, guest: GuestPlan, peer: Peer, why: str) -> FabricError:
-        segment, here, there = self._lease.segment, self._plan.node, peer.node
+    def _unreachable(self, guest: RunningGuest, peer: Peer, why: str) -> FabricError:
+        segment, here, there = self._lease.segment, self._node, peer.node
         assert segment is not None
-        assert guest.interface is not None
         hint = f"both guests are on {here}: does the image drop ICMP echo requests?"
         if here != there:
             ends = " and ".join(segment.underlay[self._nodes.index(node)] for node in (here, there))
             hint = f"check UDP port {segment.port} between {ends}, and see docs/network.md"
         return FabricError(
-            f"guest {guest.hostname} on {here} does not reach guest {peer.hostname} on {there} "
-            f"with packets of {guest.interface.mtu} bytes",
+            f"guest {guest.plan.hostname} on {here} does not reach guest {peer.hostname} on {there} "
+            f"with packets of {guest.mtu} bytes",
             why,
             hint,
         )
 
     def _slow(self, nodes: Sequence[str], unknown: bool) -> FabricError:
-        waited = f"waited for {self._config.network.ready_timeout_s} s or more on {self._plan.node}"
+        waited = f"waited for {self._config.network.ready_timeout_s} s or more on {self._node}"
         if unknown:
             waited += "; vhpcd did not answer"
         return FabricError(
@@ -151,7 +150,7 @@ class _Barrier:
 
     def _await_others(self) -> None:
         """Report that this node has passed; the first node waits until all have."""
-        first = self._plan.node == self._nodes[0]
+        first = self._node == self._nodes[0]
         spare_s = 2 * self._config.network.reach_timeout_s
         until = max(self._until, time.monotonic()) + spare_s
         while True:
@@ -176,18 +175,16 @@ class _Barrier:
         """
         if len(self._nodes) == 1:
             return None
-        others = [node for node in dict.fromkeys(about) if node != self._plan.node]
+        others = [node for node in dict.fromkeys(about) if node != self._node]
         try:
-            state = self._client.ready(
-                self._lease.generation, self._plan.node, what, about=others, wait_s=wait_s
-            )
+            state = self._client.ready(self._lease.generation, self._node, what, about=others, wait_s=wait_s)
         except FabricError as err:
             common.log.warning("ready barrier: %s", err.line())
             return None
         if state.over:
             raise Stopped(f"generation {self._lease.generation} was ended")
         failure = state.failure
-        if failure is not None and failure.kind == UserError.kind and failure.node != self._plan.node:
+        if failure is not None and failure.kind == UserError.kind and failure.node != self._node:
             raise PeerFailedError(f"node {failure.node}", failure.line)
         return state
 
@@ -197,7 +194,7 @@ class _Barrier:
             return UserError(error.what, error.why, error.hint)
         try:
             state = self._client.ready(
-                self._lease.generation, self._plan.node, "failed", error=(error.kind, error.line())
+                self._lease.generation, self._node, "failed", error=(error.kind, error.line())
             )
         except FabricError as err:
             common.log.warning("ready barrier: %s", err.line())

@@ -12,7 +12,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
 from vhpc_slurm.hooks.told import Told
-from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
+from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, RunningNode, Share
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot import permission
 from vhpc_slurm.node.boot.reserve import reserve
@@ -115,13 +115,13 @@ def _bring_up(job: _Job, began: float) -> None:
     """
     try:
         _open_run_dir(job)
-        plan = _boot(job)
-        if plan.segment is not None:
+        node = _boot(job)
+        if node.plan.segment is not None:
             with job.recorder.stage("barrier"):
-                barrier.wait(job.config, job.client, job.lease, plan)
+                barrier.wait(job.config, job.client, job.lease, node)
         if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
             raise Stopped(f"generation {job.lease.generation} was ended")
-        _write_ready(job, plan)
+        _write_ready(job, node.plan)
         common.log.info("ready in %.2f s", timeline.now() - began)
     except UserError as err:
         _fail_job(job, err)
@@ -161,8 +161,8 @@ def _stop(job: _Job, began: float) -> None:
         timelimit.tell(job.config, job.client, job.lease, text, (job.recorder.timeline(), job.told.report()))
 
 
-def _boot(job: _Job) -> NodePlan:
-    """Boot the guests of the lease until they are ready for tasks; returns their plan."""
+def _boot(job: _Job) -> RunningNode:
+    """Boot the guests of the lease until they are ready for tasks."""
     config, lease = job.config, job.lease
     if lease.state is LeaseState.REFUSED or lease.image is None:
         raise UserError(lease.refusal or "the job's lease was refused")
@@ -184,9 +184,9 @@ def _boot(job: _Job) -> NodePlan:
         work = Boot(
             job.layout, lease, lease.image, plan, host, job.journal, job.recorder, account, hypervisor
         )
-        _while_job_exists(job, boot(work))
-        job.told.place(host, work.plan)
-    return work.plan
+        node = _while_job_exists(job, boot(work))
+    job.told.place(host, node.plan)
+    return node
 
 
 def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePlan:
@@ -201,7 +201,7 @@ def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePl
         return reserve(job.layout, job.lease, host, found, job.journal)
 
 
-def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
+def _while_job_exists(job: _Job, booting: Generator[None, None, RunningNode]) -> RunningNode:
     """Drive a boot to its end; during its long waits ask vhpcd whether the job still exists.
 
     slurmd starts no Epilog before the Prolog has ended, so nothing else would stop the boot.
@@ -209,7 +209,12 @@ def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
     Raises:
         Stopped: the job does not exist; also every exception of the boot.
     """
-    for _ in booting:
+    while True:
+        try:
+            next(booting)
+        except StopIteration as end:
+            node: RunningNode = end.value
+            return node
         if _has_ended(job):
             booting.throw(Stopped(f"generation {job.lease.generation} was ended"))
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a node: each guest of a job with all that its boot needs to know."""
+"""The plan of a node, and what its boot adds to it.
+
+A plan does not change after its reservation: ``vhpc plan`` prints the value that Prolog boots.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,6 @@ class GuestInterface(Record, frozen=True):
         mac: of the guest's end.
         queues: pairs of virtio queues.
         ipv4, ipv6: addresses with prefixes, such as ``10.200.0.1/16``.
-        mtu: 0 until the node's underlay interface was read.
     """
 
     tap: str
@@ -112,7 +114,6 @@ class GuestInterface(Record, frozen=True):
     queues: int
     ipv4: str
     ipv6: str
-    mtu: int = 0
 
 
 class NatInterface(Record, frozen=True):
@@ -154,16 +155,28 @@ class SiteInterface(Record, frozen=True):
         bridge: of the site, on the node.
         queues: pairs of virtio queues.
         gateway: address of the default route.
-        tap, mac, ipv4, mtu: the node's end, the address of the guest's end, its address with prefix, and
-            its MTU; empty until the guest has a slot, just before it starts.
+        dns: addresses of DNS servers; empty: the guest keeps those of its image.
     """
 
     bridge: str
     queues: int
     gateway: str
-    tap: str = ""
-    mac: str = ""
-    ipv4: str = ""
+    dns: tuple[str, ...] = ()
+
+
+class SitePort(Record, frozen=True):
+    """A guest's port of the bridge of the site; the guest gets it just before it starts.
+
+    Attributes:
+        tap: name of the node's end.
+        mac: of the guest's end.
+        ipv4: of the guest's end, with prefix; its packet filter needs no prefix.
+        mtu: of the bridge; its packet filter needs none.
+    """
+
+    tap: str
+    mac: str
+    ipv4: str
     mtu: int = 0
 
 
@@ -177,6 +190,7 @@ class NodeSegment(Record, frozen=True):
         bridge, vxlan: names of the interfaces.
         tunnel: None if the segment is not encrypted, or the job has no other nodes.
         flood: broadcast and multicast frames go to the other nodes too.
+        mtu: of the guests' interfaces; 0: as large as the underlay permits.
     """
 
     vni: int
@@ -186,6 +200,7 @@ class NodeSegment(Record, frozen=True):
     vxlan: str
     tunnel: Tunnel | None = None
     flood: bool = False
+    mtu: int = 0
 
 
 class GuestPlan(Record, frozen=True):
@@ -236,7 +251,7 @@ class GuestPlan(Record, frozen=True):
 
 
 class NodePlan(Record, frozen=True):
-    """All guests of one generation on one node; pure data, printable.
+    """All guests of one generation on one node; pure data, printable, never changed.
 
     Attributes:
         job_memory_mib: memory that Slurm gave the job here.
@@ -256,3 +271,27 @@ class NodePlan(Record, frozen=True):
     shares: tuple[Share, ...] = ()
     partition: str = ""
     segment: NodeSegment | None = None
+
+
+class RunningGuest(Record, frozen=True):
+    """A guest that runs: its plan, and what was found out or made just before its start.
+
+    Attributes:
+        uid: that its QEMU runs as.
+        shares: of the plan's folders, those that the job's user can enter.
+        mtu: of its interface on the network of the job; 0 if it is not known.
+        site_port: on the bridge of the site; None if it has none.
+    """
+
+    plan: GuestPlan
+    uid: int
+    shares: tuple[Share, ...] = ()
+    mtu: int = 0
+    site_port: SitePort | None = None
+
+
+class RunningNode(Record, frozen=True):
+    """The guests of a node that run, and the plan that they were started by."""
+
+    plan: NodePlan
+    guests: tuple[RunningGuest, ...]

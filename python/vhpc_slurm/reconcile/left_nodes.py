@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -129,4 +128,4 @@ def _name_guests(
         raise NodeError(f"interface {interface.tap} is not there")
     with GuestChannel.connect(folder / ROOT_SOCKET, CONNECT_S) as channel:
         channel.hello(ANSWER_S, wait_for_boot=False)
-        name_guests(lease, replace(interface, mtu=int(links[0]["mtu"])), channel, ANSWER_S, left)
+        name_guests(lease, interface, int(links[0]["mtu"]), channel, ANSWER_S, left)

@@ -29,6 +29,7 @@ from vhpc_slurm.model import (
     JobRequest,
     NodeAllocation,
     NodePlan,
+    RunningGuest,
     Share,
 )
 from vhpc_slurm.node import plan as node_plan
@@ -310,17 +311,9 @@ def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> 
     from vhpc_slurm.node.boot.spec import domain_spec
 
     version, remark = _hypervisor(config)
-    spec = domain_spec(
-        config.guests,
-        plan_,
-        guest,
-        case.host,
-        case.image,
-        uid=config.guests.uid_base,
-        libvirt_version=version,
-        shares=plan_.shares,
-    )
-    text = render(spec)
+    mtu = plan_.segment.mtu if plan_.segment else 0
+    running = RunningGuest(guest, config.guests.uid_base, plan_.shares, mtu)
+    text = render(domain_spec(config.guests, plan_, running, case.host, case.image, version))
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 

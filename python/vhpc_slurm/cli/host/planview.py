@@ -35,7 +35,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
         ]
     )
     for guest in plan_.guests:
-        _show_guest(case, guest)
+        _show_guest(case, guest, segment.mtu if segment else 0)
     if case.shares:
         print()
         output.write_table(
@@ -64,7 +64,7 @@ def _segment(segment: NodeSegment) -> str:
     return text + (", multicast to all nodes of the job" if segment.flood else "")
 
 
-def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
+def _show_guest(case: PlanInput, guest: GuestPlan, mtu: int) -> None:
     topology = guest.topology
     shape = " x ".join(
         f"{count} {name}"
@@ -83,7 +83,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
             ("topology", shape),
             ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
             ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
-            *_network(guest),
+            *_network(guest, mtu),
             *([("disk", _disk(guest))] if guest.disk_mib else []),
         ]
     )
@@ -120,16 +120,16 @@ def _disk(guest: GuestPlan) -> str:
     return f"{guest.disk_mib} MiB{place}, {guest.paths.disk}"
 
 
-def _network(guest: GuestPlan) -> list[tuple[str, str]]:
+def _network(guest: GuestPlan, mtu: int) -> list[tuple[str, str]]:
     """The guest's interfaces on the network of its job, and to other networks."""
     nat = [] if guest.nat is None else [("nat", f"{guest.nat.ipv4}, gateway {guest.nat.gateway}, by passt")]
     if guest.site is not None:
-        nat.append(("site", f"{guest.site.ipv4 or 'an address of this node'} on bridge {guest.site.bridge}"))
+        nat.append(("site", f"an address of this node on bridge {guest.site.bridge}"))
     found = guest.interface
     if found is None:
         return nat
-    mtu = f"MTU {found.mtu}" if found.mtu else "the underlay's MTU"
-    where = f"{found.tap}, {found.mac}, {found.queues} queues, {mtu}"
+    size = f"MTU {mtu}" if mtu else "the underlay's MTU"
+    where = f"{found.tap}, {found.mac}, {found.queues} queues, {size}"
     return [("network", f"{found.ipv4} and {found.ipv6} on {where}"), *nat]
 
 

@@ -14,7 +14,7 @@ from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node.boot import diagnose
 from vhpc_slurm.node.boot.helpers import Helpers
-from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.boot.state import Boot, Started
 from vhpc_slurm.node.guest import console, ports
 from vhpc_slurm.node.guest.channel import (
     ROOT_SOCKET,
@@ -35,19 +35,18 @@ CONNECT_S = 0.5
 log = logging.getLogger("vhpc")
 
 
-def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, GuestChannel]:
+def reach(work: Boot, started: Started) -> Generator[None, None, GuestChannel]:
     """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows.
 
     Yields every ``ASK_S`` seconds of the wait.  Each deadline counts from the
-    start of this guest (``since``, of the monotonic clock): those of several
-    guests do not add up.
+    start of this guest: those of several guests do not add up.
 
     Raises:
         UserError: the guest does not come up, or the user has stopped a helper.
         NodeError: the shim does not start, or does not serve, although the guest lives.
     """
-    helpers = work.helpers[guest.index]
-    until = since + guest.boot_timeout_s
+    guest, helpers = started.guest.plan, started.helpers
+    until = started.since + guest.boot_timeout_s
     try:
         helpers.start_shim(_connect(Path(guest.paths.agent_socket)))
         # It listens already. A guest that has ended has taken it along, and nobody listens any more.
@@ -57,12 +56,12 @@ def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, G
         if error := helpers.disturbed() or helpers.exhausted():
             raise error from err
         if helpers.left_by_guest() or diagnose.has_ended(work, guest):
-            raise diagnose.boot_failure(work, guest, late=False) from err
+            raise diagnose.boot_failure(work, started, late=False) from err
         raise
     try:
         yield from wait_for_hello(helpers, channel, until)
     except ChannelError as err:
-        raise diagnose.boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err
+        raise diagnose.boot_failure(work, started, late=time.monotonic() >= until - 1.0) from err
     return channel
 
 
@@ -87,13 +86,13 @@ def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Gen
         wait_s = ASK_S
 
 
-def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
+def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
     """Give the guest its identity, its shares, its networks and NCCL's topology, and declare it ready.
 
     Raises:
         UserError: the image's agent does not do it, or the guest's InfiniBand is not isolated.
     """
-    account, config = work.account, work.layout.config
+    guest, account, config = started.guest.plan, work.account, work.layout.config
     timeout_s = float(config.guests.stage_timeout_s)
     try:
         if guest.disk_mount:
@@ -115,10 +114,10 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             commands=config.host.commands,
             timeout_s=timeout_s,
         )
-        for share in work.helpers[guest.index].shares:
+        for share in started.guest.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
         for network in NETWORKS:
-            network.configure(work, guest, channel, timeout_s)
+            network.configure(work.lease, started.guest, channel, timeout_s)
         if guest.port_guids:
             wait_s = config.fabric.guest_timeout_s
             ports.find(
@@ -127,7 +126,7 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         _send_topology(guest, channel, timeout_s)
         channel.ready(timeout_s=timeout_s)
     except ChannelError as err:
-        helpers = work.helpers[guest.index]
+        helpers = started.helpers
         if error := helpers.disturbed() or helpers.exhausted():
             raise error from err
         raise UserError(

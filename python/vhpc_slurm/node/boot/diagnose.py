@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.boot.state import Boot, Started
 from vhpc_slurm.node.guest import console, qemulog
 from vhpc_slurm.node.host.confine import DisturbedError
 from vhpc_slurm.node.store.layout import domain_name
@@ -40,16 +40,16 @@ def placed(work: Boot, guest: GuestPlan) -> Iterator[None]:
         raise UserError(what, err.why, err.hint) from err
 
 
-def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
+def boot_failure(work: Boot, started: Started, *, late: bool) -> UserError:
     """Why a guest did not come up: silent until the deadline (``late``), or ended before it.
 
     Mostly the image is the reason.  A crash of QEMU may be the guest's doing as
     well, so it fails the job and not the node.
     """
+    guest, helpers = started.guest.plan, started.helpers
     last = console.last_words(Path(guest.paths.console_log))
     said = f"its console ended with: {last}" if last else "it wrote nothing to its console"
     image, node = work.image.ref, _place(work, guest)
-    helpers = work.helpers[guest.index]
     if error := helpers.disturbed() or helpers.exhausted():
         return error
     if late:

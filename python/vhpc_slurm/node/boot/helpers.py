@@ -46,7 +46,6 @@ class Helpers(Struct):
         qemu_uid: uid of the guest's QEMU and of its shim.
         cgroup: of the generation, None where the site has control groups switched off.
         limits: of that control group.
-        shares: folders that the guest really has; filled by ``start_daemons``.
     """
 
     layout: Layout
@@ -56,7 +55,6 @@ class Helpers(Struct):
     qemu_uid: int
     cgroup: Cgroup | None
     limits: Limits
-    shares: list[Share] = field(default_factory=list)
     shim: process.ProcessRef | None = None
     _daemons: dict[str, process.ProcessRef] = field(default_factory=dict)
     _logs: dict[str, int] = field(default_factory=dict)
@@ -72,15 +70,15 @@ class Helpers(Struct):
         while self._logs:
             os.close(self._logs.popitem()[1])
 
-    def start_daemons(self, wanted: Sequence[Share]) -> None:
-        """Start the daemons of the folders that the user can enter.
+    def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
+        """Start the daemons of the folders that the user can enter; returns these folders.
 
         Raises:
             UserError: a folder may not be shared, or the user has disturbed a daemon.
             NodeError: a daemon does not start.
         """
         config = self.layout.config
-        started = []
+        started, served = [], []
         for share in wanted:
             key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
             log, stderr = os.pipe2(os.O_CLOEXEC)
@@ -109,7 +107,8 @@ class Helpers(Struct):
                 why = " | ".join(filter(None, (err.why, self._said(share.tag))))
                 raise self.exhausted() or NodeError(err.what, why, err.hint) from err
             else:
-                self.shares.append(share)
+                served.append(share)
+        return tuple(served)
 
     def start_passt(self, found: NatInterface) -> None:
         """Start the guest's passt; its gid equals QEMU's uid, and a packet filter matches that gid.

@@ -41,10 +41,10 @@ class RefusedHereError(PolicyError):
         self.cause = f"policy rule {rule.name!r} of the node refuses what vhpcd has permitted"
 
 
-def check(work: Boot) -> Generator[None, None, None]:
+def check(work: Boot) -> Generator[None, None, ImageIdentity]:
     """Check the image of a lease by this node's policy; a generator that yields during a long wait.
 
-    The image of the boot then is what this node has read. Does nothing if no rule applies to the job.
+    Returns the image as this node has read it; as the lease has it if no rule applies to the job.
 
     Raises:
         RefusedHereError: a rule refuses the image.
@@ -56,11 +56,11 @@ def check(work: Boot) -> Generator[None, None, None]:
     subject = replace(Subject.of(work.lease.request), user=work.account.name)
     rule = applying(config.policy, subject)
     if rule is None:
-        return
+        return image
     with work.recorder.stage("policy", rule.name):
         signed = yield from manifests.read(work.layout, image, work.account)
-        work.image = identity(image.ref, image.digest, signed.manifest)
-        if _files(work.image) != _files(image):
+        found = identity(image.ref, image.digest, signed.manifest)
+        if _files(found) != _files(image):
             raise FabricError(
                 f"the lease of the job has other files than image {image}",
                 f"{node} has compared it with the manifest in the catalogue",
@@ -75,6 +75,7 @@ def check(work: Boot) -> Generator[None, None, None]:
             raise RefusedHereError(node, rule, err) from err
         except FabricError as err:
             raise FabricError(f"{err.what} on {node}", err.why, err.hint) from err
+    return found
 
 
 def _files(image: ImageIdentity) -> list[tuple[str, int, str]]:

@@ -61,11 +61,12 @@ def reserve(
     return made
 
 
-def take_devices(work: Boot) -> None:
+def take_devices(work: Boot) -> NodePlan:
     """Bind the job's devices; libvirt takes them as they are (``managed="no"``).
 
-    If virtual functions turn out to be unfit, the plan is made again without
-    them; this ends, since each time there are fewer to choose from.
+    Returns the plan whose devices were bound.  If virtual functions turn out to be
+    unfit, this is one that was made again without them; that ends, since each time
+    there are fewer to choose from.
 
     Raises:
         NodeError: a device of the plan cannot be handed out, or no functions are left.
@@ -73,18 +74,19 @@ def take_devices(work: Boot) -> None:
         Stopped: the job was ended meanwhile.
     """
     avoid: frozenset[str] = frozenset()
-    layout, lease = work.layout, work.lease
+    layout, lease, plan_ = work.layout, work.lease, work.plan
     while True:
         held = fold(reservations.live(layout, excluding=lease.generation)).devices
-        wanted = [device for guest in work.plan.guests for device in guest.devices]
+        wanted = [device for guest in plan_.guests for device in guest.devices]
         try:
             AssignedDevice().take(layout, work.journal, wanted, HostState(held))
             break
         except assignment.UnfitError as err:
             log.warning("%s; planning again without them", err.line())
             avoid |= err.busy
-            work.plan = reserve(layout, lease, work.host, work.plan.shares, work.journal, avoid)
+            plan_ = reserve(layout, lease, work.host, plan_.shares, work.journal, avoid)
     config = layout.config
     if config.devices.fmpm:
         modules = gpumap.modules(Path(config.placement.gpu_map))
-        NvSwitch().take(Fmpm(config.devices), work.journal, work.plan, modules)
+        NvSwitch().take(Fmpm(config.devices), work.journal, plan_, modules)
+    return plan_

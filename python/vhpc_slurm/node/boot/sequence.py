@@ -7,19 +7,20 @@ failure leaves everything to the journal's releases; nothing is undone here.
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Generator
 from dataclasses import replace
 
+from vhpc_slurm.model import RunningNode
 from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, start
-from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.boot.state import Boot, Common
 from vhpc_slurm.node.guest import refusal
+from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.node.resource.memory import Memory
-from vhpc_slurm.node.resource.registry import NETWORKS
 
 
-def boot(work: Boot) -> Generator[None, None, None]:
-    """Bring all guests of a node's plan up, ready for tasks; a generator.
+def boot(work: Boot) -> Generator[None, None, RunningNode]:
+    """Bring all guests of a node's plan up, ready for tasks; a generator that returns them.
 
     Yields every few seconds of a long wait (a copy of the image, the boot of a
     guest), so that the caller can see whether the job still exists: what it
@@ -34,35 +35,34 @@ def boot(work: Boot) -> Generator[None, None, None]:
         Stopped: the journal was closed for this job, which has ended.
     """
     refusal.check_vcpus(work.hypervisor, work.plan.guests, work.host, work.layout.config.guests.emulator)
-    yield from permission.check(work)
+    work = replace(work, image=(yield from permission.check(work)))
     with work.recorder.stage("image", work.image.digest):
-        yield from start.stage_image(work)
-    start.make_cgroup(work)
-    work.memory = Memory().take(work.journal, work.account.uid)
+        staged = yield from start.stage_image(work)
+    cgroup = start.make_cgroup(work)
+    memory = Memory().take(work.journal, work.account.uid)
     if devices := [device.key for guest in work.plan.guests for device in guest.devices]:
         with work.recorder.stage("devices", " ".join(devices)):
-            reserve.take_devices(work)
+            work = replace(work, plan=reserve.take_devices(work))
+    mtu = 0
     if work.plan.segment is not None:
         with work.recorder.stage("network", f"VNI {work.plan.segment.vni}"):
-            for network in NETWORKS:
-                work.plan = network.prepare(work)
+            mtu = JobNetwork().take(work.layout, work.journal, work.lease, work.plan)
     if any(guest.disk_mib for guest in work.plan.guests):
         first = work.plan.guests[0]
         place = f", mounted at {first.disk_mount}" if first.disk_mount else ""
         with work.recorder.stage("disks", f"{len(work.plan.guests)} of {first.disk_mib} MiB{place}"):
             start.make_disks(work)
-    try:
+    common = Common(staged, cgroup, memory, mtu)
+    with contextlib.ExitStack() as opened:
         started = []
         for guest in work.plan.guests:
             stage = work.recorder.stage(f"start g{guest.index}", guest.emulator_choice)
             with stage, diagnose.placed(work, guest):
-                started.append((start.start_guest(work, guest), time.monotonic()))
-        work.plan = replace(work.plan, guests=tuple(guest for guest, _ in started))
-        for guest, since in started:
+                started.append(start.start_guest(work, common, guest, opened))
+        for one in started:
+            guest = one.guest.plan
             with work.recorder.stage(f"agent g{guest.index}"), diagnose.placed(work, guest):
-                channel = yield from agent.reach(work, guest, since)
+                channel = yield from agent.reach(work, one)
             with channel, work.recorder.stage(f"setup g{guest.index}"):
-                agent.set_up(work, guest, channel)
-    finally:
-        for helpers in work.helpers.values():
-            helpers.close()
+                agent.set_up(work, one, channel)
+    return RunningNode(work.plan, tuple(one.guest for one in started))

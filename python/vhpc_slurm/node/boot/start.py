@@ -5,28 +5,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.model import GuestPlan, RunningGuest
 from vhpc_slurm.node.boot import peers
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.spec import domain_spec
-from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.boot.state import Boot, Common, Started
 from vhpc_slurm.node.guest import console, refusal
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.limits import limits_of
 from vhpc_slurm.node.resource.cgroup import ControlGroup
 from vhpc_slurm.node.resource.disk import Disk
 from vhpc_slurm.node.resource.domain import Domain
 from vhpc_slurm.node.resource.image import Image
-from vhpc_slurm.node.resource.registry import NETWORKS
+from vhpc_slurm.node.resource.nat import Nat
+from vhpc_slurm.node.resource.site import Site
 from vhpc_slurm.node.resource.uid import Uid
 from vhpc_slurm.node.store import disks, images, timeline
+from vhpc_slurm.node.store.images import StagedImage
 
 SLOW_S = 5.0
 """If QEMU starts so slowly, a trial shows whether a limit of the user keeps a daemon from answering it."""
@@ -34,22 +38,23 @@ SOURCES = "image sources"
 """In the timeline: bytes from the catalogue, of an interrupted copy (kept), and from other nodes."""
 
 
-def stage_image(work: Boot) -> Iterator[None]:
+def stage_image(work: Boot) -> Generator[None, None, StagedImage]:
     """Pin the image and copy it to the node; yields during a long copy."""
     Image().take(work.layout, work.journal, work.image)
     lineage, began = peers.begin(work), timeline.now()
-    work.staged = yield from images.stage(work.layout, work.image, work.account, lineage)
-    if work.staged.sources:
-        said = ", ".join(f"{source} {size}" for source, size in work.staged.sources)
+    staged = yield from images.stage(work.layout, work.image, work.account, lineage)
+    if staged.sources:
+        said = ", ".join(f"{source} {size}" for source, size in staged.sources)
         work.recorder.note(SOURCES, began, detail=said)
+    return staged
 
 
-def make_cgroup(work: Boot) -> None:
+def make_cgroup(work: Boot) -> Cgroup | None:
     """Make the control group of the guests and their helpers, before the first of them exists."""
     if work.layout.config.guests.cgroups == "off":
-        return
+        return None
     with work.recorder.stage("cgroup"):
-        work.cgroup = ControlGroup().take(work.journal, limits_of(work.plan, work.layout.config.guests))
+        return ControlGroup().take(work.journal, limits_of(work.plan, work.layout.config.guests))
 
 
 def make_disks(work: Boot) -> None:
@@ -65,58 +70,49 @@ def make_disks(work: Boot) -> None:
         Disk().take(work.layout, work.journal, guest.index, guest.disk_mib, work.plan.node)
 
 
-def start_guest(work: Boot, guest: GuestPlan) -> GuestPlan:
-    """Start one guest with its share daemons and its passt; its plan with what its networks add."""
-    assert work.staged is not None
-    assert work.memory is not None
+def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack) -> Started:
+    """Start one guest with its share daemons and its passt; ``opened`` closes this process's ends of them."""
     layout, paths = work.layout, guest.paths
     run_dir = Path(paths.run_dir)
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: only root may reach it
     Path(paths.agent_socket).parent.mkdir(mode=0o700)
     uid = Uid().take(layout, work.journal)
-    work.memory.add_owner(uid)
+    common.memory.add_owner(uid)
     limits = limits_of(work.plan, layout.config.guests)
-    helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
-    work.helpers[guest.index] = helpers
-    helpers.start_daemons(work.plan.shares)
-    for network in NETWORKS:
-        guest = network.connect(work, guest, uid)
+    helpers = Helpers(layout, work.journal, guest, work.account, uid, common.cgroup, limits)
+    opened.enter_context(closing(helpers))
+    shares, site = helpers.start_daemons(work.plan.shares), None
+    if guest.nat is not None:
+        Nat().take(layout, work.journal, work.lease, guest, uid)
+    if guest.site is not None:
+        site = Site().take(layout, work.journal, work.plan.node, guest.index, guest.site)
     if guest.nat is not None:
         helpers.start_passt(guest.nat)
     console.prepare(Path(paths.console_log), uid, work.account.uid)
     if guest.disk_mib:
         disks.give(layout, work.lease.generation, guest.index, uid)
-    boot_files = images.private_copies(work.staged, run_dir)
+    boot_files = images.private_copies(common.staged, run_dir)
+    running = RunningGuest(guest, uid, shares, common.mtu, site)
     libvirt_version, _ = work.hypervisor.version()
-    spec = domain_spec(
-        layout.config.guests,
-        work.plan,
-        guest,
-        work.host,
-        work.image,
-        uid=uid,
-        libvirt_version=libvirt_version,
-        shares=helpers.shares,
-    )
-    _create(work, spec, uid)
+    spec = domain_spec(layout.config.guests, work.plan, running, work.host, work.image, libvirt_version)
+    _create(work, helpers, spec)
     for path in boot_files:
         path.unlink()  # QEMU has read them
     pids = [ref.pid for ref in process.of_uid(uid)]
-    if work.cgroup is not None:
+    if common.cgroup is not None:
         for pid in pids:
-            work.cgroup.add(pid)
-    work.memory.add_guest(pids)
-    return guest
+            common.cgroup.add(pid)
+    common.memory.add_guest(pids)
+    return Started(running, helpers, time.monotonic())
 
 
-def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
+def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:
     """Have libvirt start QEMU.
 
     QEMU waits for the daemons of its shares, and libvirt for QEMU: a daemon
     that its user has stopped must not look like a libvirt that hangs.
     """
-    helpers = work.helpers[spec.guest.index]
     asks_at = time.monotonic() + SLOW_S
 
     def watch() -> None:
@@ -132,11 +128,11 @@ def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
         Domain().take(
             work.journal,
             spec.name,
-            uid,
+            spec.uid,
             lambda: work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch),
         )
     except UserError:
-        for ref in process.of_uid(uid):
+        for ref in process.of_uid(spec.uid):
             process.end(ref)  # libvirt waits for it
         raise
     except DomainRefusedError as err:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one boot works with."""
+"""What a boot is given, and what it makes; nothing of it changes."""
 
 from __future__ import annotations
 
-from msgspec import Struct, field
-
-from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan
+from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan, RunningGuest
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
@@ -15,15 +13,11 @@ from vhpc_slurm.node.store.images import StagedImage
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
+from vhpc_slurm.record import Record
 
 
-class Boot(Struct):
-    """Everything that one boot works with.  The boot fills in staged, cgroup, memory and helpers.
-
-    Attributes:
-        plan: replaced when virtual functions turn out to be unfit (``reserve.take_devices``).
-        helpers: by the guest's index.
-    """
+class Boot(Record, frozen=True):
+    """Everything that one boot is given."""
 
     layout: Layout
     lease: Lease
@@ -34,7 +28,27 @@ class Boot(Struct):
     recorder: Recorder
     account: Account
     hypervisor: Hypervisor
-    staged: StagedImage | None = None
-    cgroup: Cgroup | None = None
-    memory: GuestMemory | None = None
-    helpers: dict[int, Helpers] = field(default_factory=dict)
+
+
+class Common(Record, frozen=True):
+    """What the guests of a node have in common.
+
+    Attributes:
+        staged: the image on this node.
+        cgroup: None if the site has control groups switched off.
+        memory: of the guests and their helpers.
+        mtu: of the guests' interfaces on the network of the job; 0 without one.
+    """
+
+    staged: StagedImage
+    cgroup: Cgroup | None
+    memory: GuestMemory
+    mtu: int
+
+
+class Started(Record, frozen=True):
+    """A guest that was started, its helper processes, and the time of its start by the monotonic clock."""
+
+    guest: RunningGuest
+    helpers: Helpers
+    since: float

@@ -232,6 +232,7 @@ class GuestChannel:
     def network(
         self,
         interface: GuestInterface,
+        mtu: int,
         name: str,
         nodelist: Sequence[str] = (),
         timeout_s: float | None = None,
@@ -241,7 +242,8 @@ class GuestChannel:
         """Configure the guest's interface on the network of its job.
 
         Args:
-            interface: its MAC address, MTU and addresses.
+            interface: its MAC address and addresses.
+            mtu: its MTU.
             name: that it gets in the guest.
             nodelist: hostnames of all guests of the job; empty: VHPC_NODELIST is not set.
             timeout_s: deadline; default is connect()'s.
@@ -252,7 +254,7 @@ class GuestChannel:
             ChannelError: silence, or the channel was closed.
         """
         body = put(Tag.MAC, bytes.fromhex(interface.mac.replace(":", "")))
-        body += put(Tag.INTERFACE, name) + put(Tag.MTU, interface.mtu)
+        body += put(Tag.INTERFACE, name) + put(Tag.MTU, mtu)
         body += put(Tag.IPV4, interface.ipv4) + put(Tag.IPV6, interface.ipv6)
         if nodelist:
             body += put(Tag.NODELIST, ",".join(nodelist))

@@ -151,6 +151,8 @@ def smallest(spec: DomainSpec) -> DomainSpec:
         cmdline="",
         disk="",
         shares=spec.shares[:1],
+        mtu=0,
+        site_port=None,
         guest=GuestPlan(
             guest.index,
             guest.hostname,

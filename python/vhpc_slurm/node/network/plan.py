@@ -148,7 +148,9 @@ def node_segment(lease: Lease, node: str) -> NodeSegment | None:
     local, tunnel = segment.underlay[place], None
     if is_encrypted(lease):
         tunnel = Tunnel(tunnel_name(vni), segment.tunnel_port, tunnel_address(vni, place))
-    return NodeSegment(vni, segment.port, local, bridge_name(vni), vxlan_name(vni), tunnel, segment.flood)
+    return NodeSegment(
+        vni, segment.port, local, bridge_name(vni), vxlan_name(vni), tunnel, segment.flood, segment.mtu
+    )
 
 
 def is_encrypted(lease: Lease) -> bool:
@@ -184,7 +186,6 @@ def interface(lease: Lease, node: str, index: int, vcpus: int) -> GuestInterface
         queues=min(vcpus, MAX_QUEUES),
         ipv4=f"{ipv4}/{bits4}",
         ipv6=f"{ipv6}/{bits6}",
-        mtu=segment.mtu,
     )
 
 

@@ -13,13 +13,21 @@ import subprocess
 import sys
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import Generation, GuestInterface, NodeSegment, SiteInterface, Tunnel, TunnelKeys
+from vhpc_slurm.model import (
+    Generation,
+    GuestInterface,
+    NodeSegment,
+    SiteInterface,
+    SitePort,
+    Tunnel,
+    TunnelKeys,
+)
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, nat, plan, segment, site, tools, tunnel
 
 TIMEOUT_S = 30.0
 _GENERATION = Generation(1, 0, "00000000")
-_VNI = 1
+_VNI, _MTU = 1, 1450
 _GID = 1
 
 
@@ -54,23 +62,19 @@ def _try(what: str) -> None:
         tools.batch(
             "ip", (("link", "add", "name", "br0", "type", "bridge"), ("link", "set", "dev", "br0", "up"))
         )
-        found = SiteInterface(
-            "br0", 2, "192.0.2.1", site.tap_name(0), "0a:76:c0:00:02:02", "192.0.2.2/24", 1500
-        )
-        process.end(site.make(_GENERATION, 0, found, isolated=True))
+        port = SitePort(site.tap_name(0), "0a:76:c0:00:02:02", "192.0.2.2/24", 1500)
+        process.end(site.make(_GENERATION, 0, SiteInterface("br0", 2, "192.0.2.1"), port, isolated=True))
         return
-    taps = [
-        GuestInterface(plan.tap_name(_VNI, 0), plan.mac(_VNI, 0), 2, "192.0.2.1/24", "2001:db8::1/64", 1450)
-    ]
+    taps = [GuestInterface(plan.tap_name(_VNI, 0), plan.mac(_VNI, 0), 2, "192.0.2.1/24", "2001:db8::1/64")]
     through, peer = None, "192.0.2.2"
     if what == "wireguard":
         through = Tunnel(plan.tunnel_name(_VNI), 20480, plan.tunnel_address(_VNI, 0))
         private, public = (base64.b64encode(os.urandom(32)).decode() for _ in range(2))
         around = [tunnel.Peer(public, peer, plan.tunnel_address(_VNI, 1))]
         peer = around[0].address
-        tunnel.make(_GENERATION, through, TunnelKeys(private, (public,)), around, taps[0].mtu)
+        tunnel.make(_GENERATION, through, TunnelKeys(private, (public,)), around, _MTU)
     node = NodeSegment(_VNI, 7634, "192.0.2.1", plan.bridge_name(_VNI), plan.vxlan_name(_VNI), through)
-    segment.make_devices(_GENERATION, node, taps)
+    segment.make_devices(_GENERATION, node, taps, _MTU)
     if firewall.available():
         firewall.apply(_GENERATION, node, (peer,))
         process.end(firewall.hold(_GENERATION, node, (peer,)))

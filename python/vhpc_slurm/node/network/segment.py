@@ -77,12 +77,13 @@ def underlay_mtu(segment: NodeSegment) -> int:
     return left
 
 
-def build(lease: Lease, node: NodePlan, *, trusted_underlay: bool) -> None:
+def build(lease: Lease, node: NodePlan, mtu: int, *, trusted_underlay: bool) -> None:
     """Make the firewall and the devices of a node's guests; the caller has announced them in the journal.
 
     Args:
         lease: of the job.
-        node: the plan of this node, with the MTU of each interface.
+        node: the plan of this node.
+        mtu: of the guests' interfaces.
         trusted_underlay: go on where there is no nftables; an encrypted segment needs it in any case.
 
     Raises:
@@ -112,31 +113,33 @@ def build(lease: Lease, node: NodePlan, *, trusted_underlay: bool) -> None:
     interfaces = [guest.interface for guest in node.guests if guest.interface is not None]
     if segment.tunnel is not None:
         around_us = tunnel.peers(lease, node.node)
-        tunnel.make(generation, segment.tunnel, tunnel.keys(lease), around_us, _mtu(interfaces))
-    make_devices(generation, segment, interfaces)
+        tunnel.make(generation, segment.tunnel, tunnel.keys(lease), around_us, mtu)
+    make_devices(generation, segment, interfaces, mtu)
     around = tuple(plan.neighbours(lease, node.node))
     tools.batch("bridge", (*_forwarding(segment, around), *_flooding(segment, peers)))
     with udp_port.opening(segment.port):
         tools.batch("ip", (*_resolution(segment, around), *_up(segment, interfaces)))
 
 
-def make_devices(generation: Generation, segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> None:
+def make_devices(
+    generation: Generation, segment: NodeSegment, interfaces: Sequence[GuestInterface], mtu: int
+) -> None:
     """Make bridge, VXLAN device and taps, with locked ports; they are down, and know no guest.
 
     Raises:
         NodeError: the kernel refuses, or does not know a setting.
     """
-    tools.batch("ip", _devices(generation, segment, interfaces))
+    tools.batch("ip", _devices(generation, segment, interfaces, mtu))
     _set_sysctls(segment, interfaces)
     tools.batch("bridge", _ports(segment, interfaces))
     _check_ports(segment, interfaces)
 
 
 def _devices(
-    generation: Generation, segment: NodeSegment, interfaces: Sequence[GuestInterface]
+    generation: Generation, segment: NodeSegment, interfaces: Sequence[GuestInterface], mtu: int
 ) -> Iterator[Command]:
     """The devices, down.  ``user root``: a tap without an owner could be opened by every user."""
-    label = ("alias", str(generation), "addrgenmode", "none", "mtu", str(_mtu(interfaces)))
+    label = ("alias", str(generation), "addrgenmode", "none", "mtu", str(mtu))
     # a device that is bound to the WireGuard interface never sends to another one
     through: Command = ("local", segment.local)
     if segment.tunnel is not None:
@@ -155,10 +158,6 @@ def _devices(
         several = ("multi_queue",) if one.queues > 1 else ()
         yield ("tuntap", "add", "dev", one.tap, "mode", "tap", "user", "0", *several)
         yield ("link", "set", "dev", one.tap, "master", segment.bridge, *label)
-
-
-def _mtu(interfaces: Sequence[GuestInterface]) -> int:
-    return max(one.mtu for one in interfaces)
 
 
 def _set_sysctls(segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> None:

@@ -23,10 +23,9 @@ from ipaddress import IPv4Address
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
-from vhpc_slurm.model import Generation, SiteInterface
+from vhpc_slurm.model import Generation, SiteInterface, SitePort
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.network import firewall, owned, tools
-from vhpc_slurm.record import Record
+from vhpc_slurm.node.network import firewall, nat, owned, tools
 
 TABLE = "vhpcsite_"
 FAMILIES = ("bridge",)
@@ -35,17 +34,10 @@ _TAP = re.compile(r"vhpcs([0-9]{1,4})\Z", re.ASCII)
 _TABLE = re.compile(rf"{TABLE}(?P<generation>.+)_g(?P<index>[0-9]{{1,2}})\Z", re.ASCII)
 
 
-class Port(Record, frozen=True):
-    """What the filter of a tap needs."""
-
-    tap: str
-    mac: str
-    ipv4: str
-
-
 def interface(config: Network, vcpus: int) -> SiteInterface:
-    """The interface of a guest, as far as it is known before the guest has a slot."""
-    return SiteInterface(config.site_bridge, min(vcpus, MAX_QUEUES), config.site_gateway)
+    """The interface of a guest; its port is made when the guest has a slot."""
+    servers = config.site_dns[: nat.MAX_DNS]
+    return SiteInterface(config.site_bridge, min(vcpus, MAX_QUEUES), config.site_gateway, servers)
 
 
 def tap_name(slot: int) -> str:
@@ -113,7 +105,9 @@ def bridge_mtu(bridge: str) -> int:
     )
 
 
-def make(generation: Generation, index: int, found: SiteInterface, *, isolated: bool) -> process.ProcessRef:
+def make(
+    generation: Generation, index: int, found: SiteInterface, port: SitePort, *, isolated: bool
+) -> process.ProcessRef:
     """Make the filter and the tap of a guest, which the caller has announced; the filter's process.
 
     Raises:
@@ -125,38 +119,37 @@ def make(generation: Generation, index: int, found: SiteInterface, *, isolated: 
             "without it guests could have any address",
             "apt install nftables",
         )
-    port = Port(found.tap, found.mac, found.ipv4)
     protect(generation, index, port)
     holder = hold(generation, index, port)
     several = ("multi_queue",) if found.queues > 1 else ()
-    own = "fe:76" + found.mac[5:]
+    own = "fe:76" + port.mac[5:]
     tools.batch(
         "ip",
         (
-            ("tuntap", "add", "dev", found.tap, "mode", "tap", "user", "0", *several),
-            ("link", "set", "dev", found.tap, "alias", str(generation), "address", own),
-            ("link", "set", "dev", found.tap, "addrgenmode", "none", "mtu", str(found.mtu)),
+            ("tuntap", "add", "dev", port.tap, "mode", "tap", "user", "0", *several),
+            ("link", "set", "dev", port.tap, "alias", str(generation), "address", own),
+            ("link", "set", "dev", port.tap, "addrgenmode", "none", "mtu", str(port.mtu)),
         ),
     )
-    sysctl = tools.SYSCTL / f"ipv6/conf/{found.tap}/disable_ipv6"
+    sysctl = tools.SYSCTL / f"ipv6/conf/{port.tap}/disable_ipv6"
     with suppress(OSError):  # a kernel without IPv6
         sysctl.write_text("1")
     alone = "on" if isolated else "off"
     settings = ("learning", "off", "flood", "off", "mcast_router", "0", "locked", "on", "isolated", alone)
-    tools.batch("ip", (("link", "set", "dev", found.tap, "master", found.bridge),))
+    tools.batch("ip", (("link", "set", "dev", port.tap, "master", found.bridge),))
     tools.batch(
         "bridge",
         (
-            ("link", "set", "dev", found.tap, *settings),
-            ("fdb", "add", found.mac, "dev", found.tap, "master", "static"),
+            ("link", "set", "dev", port.tap, *settings),
+            ("fdb", "add", port.mac, "dev", port.tap, "master", "static"),
         ),
     )
-    shown = {one["ifname"]: one for one in tools.query("bridge", "link", "show")}.get(found.tap, {})
+    shown = {one["ifname"]: one for one in tools.query("bridge", "link", "show")}.get(port.tap, {})
     if shown.get("locked") is not True or shown.get("isolated", False) is not isolated:
         raise NodeError(
-            f"the kernel did not lock bridge port {found.tap}", "it needs Linux 5.18 and iproute2 5.18"
+            f"the kernel did not lock bridge port {port.tap}", "it needs Linux 5.18 and iproute2 5.18"
         )
-    tools.batch("ip", (("link", "set", "dev", found.tap, "up"),))
+    tools.batch("ip", (("link", "set", "dev", port.tap, "up"),))
     return holder
 
 
@@ -165,7 +158,7 @@ def table_name(generation: Generation, index: int) -> str:
     return f"{TABLE}{generation}_g{index}"
 
 
-def render(table: str, port: Port, *, copy: bool = False) -> str:
+def render(table: str, port: SitePort, *, copy: bool = False) -> str:
     """Commands for ``nft -f``: a guest's table, in place of one that may be there.  Pure.
 
     ``copy``: the commands for the table that ``flush ruleset`` leaves in place (``owned``).
@@ -201,12 +194,12 @@ table bridge {name} {{ {flag}
 """
 
 
-def protect(generation: Generation, index: int, port: Port) -> None:
+def protect(generation: Generation, index: int, port: SitePort) -> None:
     """Make a guest's table; NodeError when nftables refuses."""
     tools.run("nft", "-f", "-", data=render(table_name(generation, index), port))
 
 
-def hold(generation: Generation, index: int, port: Port) -> process.ProcessRef:
+def hold(generation: Generation, index: int, port: SitePort) -> process.ProcessRef:
     """Make the copy of a guest's table that ``flush ruleset`` leaves in place; the process that has it."""
     table = table_name(generation, index)
     return owned.hold(generation, table, FAMILIES, render(table, port, copy=True))

@@ -6,18 +6,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 from vhpc_slurm.errors import FabricError, NodeError
-from vhpc_slurm.model import Generation, GuestInterface, GuestPlan, Lease, NodePlan
+from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, RunningGuest
 from vhpc_slurm.node import finding
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys
 from vhpc_slurm.node.network import firewall, forwarding, owned, plan, segment
-from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, when_probed
-from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, when_probed
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 NAME = "vhpc0"
@@ -34,8 +33,8 @@ class JobNetwork(GuestNetwork):
     families = firewall.FAMILIES
     unseen = Kind.ORPHAN_NETWORK
 
-    def prepare(self, work: Work) -> NodePlan:
-        """Make bridge, VXLAN device, taps and firewall; the plan's interfaces get their MTU.
+    def take(self, layout: Layout, journal: Journal, lease: Lease, node: NodePlan) -> int:
+        """Make bridge, VXLAN device, taps and firewall; returns the MTU of the guests' interfaces.
 
         Raises:
             FabricError: something of another job has the VNI here, or the segment is not encrypted as
@@ -43,34 +42,38 @@ class JobNetwork(GuestNetwork):
             NodeError: this node cannot do it.
             Stopped: the job was ended meanwhile.
         """
-        found, network = work.plan.segment, work.layout.config.network
-        if found is None:
-            return work.plan
-        if network.encryption == "wireguard" and len(work.lease.segment_nodes) > 1 and not found.tunnel:
+        found, network = node.segment, layout.config.network
+        assert found is not None
+        if network.encryption == "wireguard" and len(lease.segment_nodes) > 1 and not found.tunnel:
             raise FabricError(
-                f"the network of {work.lease.generation} is not encrypted",
+                f"the network of {lease.generation} is not encrypted",
                 "network.encryption of this node is wireguard, that of vhpcd is not",
                 "all hosts must have the same vhpc.toml; restart vhpcd after a change",
             )
-        room, node = segment.underlay_mtu(found), work.plan.node
-        sized = replace(work.plan, guests=tuple(_sized(guest, room, node) for guest in work.plan.guests))
-        peers = plan.peers(work.lease, node)
-        work.journal.acquire(self.kind, f"{self.kind}:{found.vni}", **segment.entry(found, peers))
+        room = segment.underlay_mtu(found)
+        if found.mtu > room:
+            raise NodeError(
+                f"network.mtu is {found.mtu}, and the underlay of {node.node} leaves {room}",
+                "larger frames would be lost",
+                "see network.mtu in vhpc.toml(5)",
+            )
+        mtu, peers = found.mtu or room, plan.peers(lease, node.node)
+        journal.acquire(self.kind, f"{self.kind}:{found.vni}", **segment.entry(found, peers))
         with ExitStack() as held:
             if firewall.available():
-                firewall.remember(work.layout.guarded_ports, found.port)
-                held.enter_context(firewall.holding(work.lease.generation, found, peers))
-            segment.build(work.lease, sized, trusted_underlay=network.trusted_underlay)
+                firewall.remember(layout.guarded_ports, found.port)
+                held.enter_context(firewall.holding(lease.generation, found, peers))
+            segment.build(lease, node, mtu, trusted_underlay=network.trusted_underlay)
         if network.accept_bridged:
             _pass_chains_of_others()
-        return sized
+        return mtu
 
-    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+    def configure(self, lease: Lease, guest: RunningGuest, channel: GuestChannel, timeout_s: float) -> None:
         """Give the interface its name and addresses, and tell programs the job's guests."""
-        if guest.interface is None:
+        interface = guest.plan.interface
+        if interface is None:
             return
-        lease, interface = work.lease, guest.interface
-        when_probed(lambda: name_guests(lease, interface, channel, timeout_s))
+        when_probed(lambda: name_guests(lease, interface, guest.mtu, channel, timeout_s))
         if lease.ssh is None:
             return
         try:
@@ -135,19 +138,6 @@ class JobNetwork(GuestNetwork):
         segment.remove([name for name in names if not _is_owned(known, generation, name)])
 
 
-def _sized(guest: GuestPlan, room: int, node: str) -> GuestPlan:
-    """A guest whose interface has its MTU, which is at most ``room``."""
-    assert guest.interface is not None
-    mtu = guest.interface.mtu or room
-    if mtu > room:
-        raise NodeError(
-            f"network.mtu is {mtu}, and the underlay of {node} leaves {room}",
-            "larger frames would be lost",
-            "see network.mtu in vhpc.toml(5)",
-        )
-    return replace(guest, interface=replace(guest.interface, mtu=mtu))
-
-
 def _pass_chains_of_others() -> None:
     """The ready barrier tells the user if frames do not arrive, so a refusal of nftables is no error here."""
     try:
@@ -159,6 +149,7 @@ def _pass_chains_of_others() -> None:
 def name_guests(
     lease: Lease,
     interface: GuestInterface,
+    mtu: int,
     channel: GuestChannel,
     timeout_s: float,
     left: Collection[str] = (),
@@ -173,7 +164,7 @@ def name_guests(
     slots = plan.slots(lease, left)
     names = tuple(name for name, _ in slots)
     nodelist = names if len(",".join(names)) <= NODELIST_MAX else ()
-    channel.network(interface, NAME, nodelist, timeout_s, slots=slots)
+    channel.network(interface, mtu, NAME, nodelist, timeout_s, slots=slots)
 
 
 def _port(layout: Layout) -> Iterator[NodeFinding]:

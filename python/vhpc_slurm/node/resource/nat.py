@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.model import Generation, GuestPlan
+from vhpc_slurm.model import Generation, GuestPlan, Lease, RunningGuest
 from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.guest.channel import GuestChannel
 from vhpc_slurm.node.network import nat, owned
-from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, configure_route
-from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, configure_route
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 NAME = "nat0"
@@ -22,13 +22,17 @@ class Nat(GuestNetwork):
     families = ("inet",)
     unseen = Kind.FIREWALL
 
-    def connect(self, work: Work, guest: GuestPlan, uid: int) -> GuestPlan:
-        """Make the filter, before passt starts with the number of QEMU's uid as gid."""
-        if guest.nat is None:
-            return guest
+    def take(self, layout: Layout, journal: Journal, lease: Lease, guest: GuestPlan, uid: int) -> None:
+        """Make a guest's filter, before its passt starts with the number of QEMU's uid as gid.
+
+        Raises:
+            NodeError: this node cannot do it.
+            Stopped: the job was ended meanwhile.
+        """
+        assert guest.nat is not None
         nat.check_gid(uid)
-        what = nat.rules(work.layout.config, work.lease, guest.nat.dns)
-        work.journal.acquire(
+        what = nat.rules(layout.config, lease, guest.nat.dns)
+        journal.acquire(
             self.kind,
             f"{self.kind}:g{guest.index}",
             index=guest.index,
@@ -38,15 +42,14 @@ class Nat(GuestNetwork):
             deny=what.deny,
             port=what.port,
         )
-        nat.protect(work.lease.generation, guest.index, uid, what)
-        nat.hold(work.lease.generation, guest.index, uid, what)
-        return guest
+        nat.protect(lease.generation, guest.index, uid, what)
+        nat.hold(lease.generation, guest.index, uid, what)
 
-    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+    def configure(self, lease: Lease, guest: RunningGuest, channel: GuestChannel, timeout_s: float) -> None:
         """Give the interface its name, its route and DNS servers."""
-        del work
-        if guest.nat is not None:
-            configure_route(channel, guest.nat, NAME, guest.nat.dns, timeout_s)
+        del lease
+        if found := guest.plan.nat:
+            configure_route(channel, NAME, found, found, timeout_s)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the filter of a passt that has ended."""

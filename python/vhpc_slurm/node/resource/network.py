@@ -6,21 +6,21 @@ from __future__ import annotations
 import errno
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from msgspec import field
 
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.model import Generation, GuestPlan, Lease, NatInterface, NodePlan, SiteInterface
+from vhpc_slurm.model import Generation, Lease, NatInterface, RunningGuest, SiteInterface, SitePort
 from vhpc_slurm.node import finding
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.wire import Op, Tag, put
 from vhpc_slurm.node.resource.protocol import Resource
 from vhpc_slurm.node.store import joblock
-from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
@@ -29,15 +29,6 @@ PROBE_S = 10.0
 AGAIN_S = 0.2
 Key = tuple[Generation, int]
 """A generation, and the index of a guest; 0 where a node has one network for all guests of a generation."""
-
-
-class Work(Protocol):
-    """What a network is made from; ``node.boot.state.Boot`` is one."""
-
-    layout: Layout
-    journal: Journal
-    lease: Lease
-    plan: NodePlan
 
 
 class Seen(Record, frozen=True):
@@ -55,7 +46,7 @@ class Seen(Record, frozen=True):
 
 
 class GuestNetwork(Resource):
-    """A kind of network: connected, configured in the guest, checked, restored and released.
+    """A kind of network: taken, configured in the guest, checked, restored and released.
 
     ``domain`` has the interface of each kind in a guest's XML.
     """
@@ -65,28 +56,8 @@ class GuestNetwork(Resource):
     unseen: ClassVar[Kind]
     """The finding if the kernel cannot be asked."""
 
-    def prepare(self, work: Work) -> NodePlan:
-        """Make what all guests of the node have together, before the first one starts; the plan with it."""
-        return work.plan
-
-    def connect(self, work: Work, guest: GuestPlan, uid: int) -> GuestPlan:
-        """Make what one guest has, before it starts; the plan with it.
-
-        Args:
-            work: of this node.
-            guest: that QEMU is started for next; one without this network needs nothing.
-            uid: of its QEMU.
-
-        Raises:
-            NodeError: this node cannot do it.
-            FabricError: other jobs have what it needs.
-            Stopped: the job was ended meanwhile.
-        """
-        del work, uid
-        return guest
-
     @abstractmethod
-    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+    def configure(self, lease: Lease, guest: RunningGuest, channel: GuestChannel, timeout_s: float) -> None:
         """Give the guest's interface its name, its addresses and routes; a guest without one needs nothing.
 
         Raises:
@@ -176,18 +147,18 @@ class GuestNetwork(Resource):
 
 def configure_route(
     channel: GuestChannel,
-    found: NatInterface | SiteInterface,
     name: str,
-    dns: Sequence[str],
+    found: NatInterface | SitePort,
+    route: NatInterface | SiteInterface,
     timeout_s: float,
 ) -> None:
     """Configure a guest's interface with its default route and its DNS servers.
 
     Args:
         channel: to the guest.
-        found: the interface.
-        name: that it gets in the guest.
-        dns: servers; without any the image's resolv.conf stays.
+        name: that the interface gets in the guest.
+        found: the guest's end.
+        route: gateway and DNS servers; without servers the image's resolv.conf stays.
         timeout_s: deadline.
 
     Raises:
@@ -196,8 +167,8 @@ def configure_route(
     """
     body = put(Tag.MAC, bytes.fromhex(found.mac.replace(":", "")))
     body += put(Tag.INTERFACE, name) + put(Tag.MTU, found.mtu)
-    body += put(Tag.IPV4, found.ipv4) + put(Tag.GATEWAY, found.gateway)
-    body += b"".join(put(Tag.NAMESERVER, one) for one in dns)
+    body += put(Tag.IPV4, found.ipv4) + put(Tag.GATEWAY, route.gateway)
+    body += b"".join(put(Tag.NAMESERVER, one) for one in route.dns)
     when_probed(lambda: channel.ask(Op.NAT, body, timeout_s))
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import Generation, GuestPlan
+from vhpc_slurm.model import Generation, Lease, RunningGuest, SiteInterface, SitePort
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import GuestChannel
-from vhpc_slurm.node.network import nat, owned, site
-from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, Work, configure_route
-from vhpc_slurm.node.store.journal import Entry
+from vhpc_slurm.node.network import owned, site
+from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, configure_route
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 NAME = "site0"
@@ -30,35 +29,37 @@ class Site(GuestNetwork):
     families = site.FAMILIES
     unseen = Kind.FIREWALL
 
-    def connect(self, work: Work, guest: GuestPlan, uid: int) -> GuestPlan:
-        """Give a guest a slot of this node, and make its tap on the bridge of the site."""
-        del uid
-        if guest.site is None:
-            return guest
-        config, layout, journal = work.layout.config.network, work.layout, work.journal
-        mtu, key = site.bridge_mtu(config.site_bridge), f"{self.kind}:g{guest.index}"
+    def take(self, layout: Layout, journal: Journal, node: str, index: int, found: SiteInterface) -> SitePort:
+        """Give a guest a slot of this node, and make its tap on the bridge of the site.
+
+        Raises:
+            NodeError: this node cannot do it.
+            FabricError: guests of other jobs have all slots.
+            Stopped: the job was ended meanwhile.
+        """
+        config = layout.config.network
+        mtu, key = site.bridge_mtu(config.site_bridge), f"{self.kind}:g{index}"
         fd = files.open_lock(layout.state / "site-slots")
         try:
             if not files.lock(fd, SLOTS_S):
                 raise NodeError("another job's Prolog holds the lock of the site's slots for too long")
             slot = site.free_slot(config, {int(entry.data["slot"]) for _, entry in self.entries(layout)})
             tap = site.tap_name(slot)
-            journal.acquire(self.kind, key, index=guest.index, slot=slot, tap=tap, mac="", ipv4="")
+            journal.acquire(self.kind, key, index=index, slot=slot, tap=tap, mac="", ipv4="")
         finally:
             os.close(fd)
         # a resolver may take long: not under the lock
-        ipv4 = site.address(config, work.plan.node, slot)
-        found = replace(guest.site, tap=tap, mac=site.mac(ipv4), mtu=mtu)
-        found = replace(found, ipv4=f"{ipv4}/{config.site_network.prefixlen}")
-        journal.update(key, mac=found.mac, ipv4=ipv4)
-        site.make(work.lease.generation, guest.index, found, isolated=config.site_isolated)
-        return replace(guest, site=found)
+        ipv4 = site.address(config, node, slot)
+        port = SitePort(tap, site.mac(ipv4), f"{ipv4}/{config.site_network.prefixlen}", mtu)
+        journal.update(key, mac=port.mac, ipv4=ipv4)
+        site.make(journal.generation, index, found, port, isolated=config.site_isolated)
+        return port
 
-    def configure(self, work: Work, guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+    def configure(self, lease: Lease, guest: RunningGuest, channel: GuestChannel, timeout_s: float) -> None:
         """Give the interface its name, its address, its route and DNS servers."""
-        if guest.site is not None:
-            servers = work.layout.config.network.site_dns[: nat.MAX_DNS]
-            configure_route(channel, guest.site, NAME, servers, timeout_s)
+        del lease
+        if guest.plan.site is not None and guest.site_port is not None:
+            configure_route(channel, NAME, guest.site_port, guest.plan.site, timeout_s)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the tap from the bridge, and its packet filter; the guest has ended."""
@@ -77,7 +78,7 @@ class Site(GuestNetwork):
     def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy."""
         make = site.hold if copy else site.protect
-        port = site.Port(entry.data["tap"], entry.data["mac"], entry.data["ipv4"])
+        port = SitePort(entry.data["tap"], entry.data["mac"], entry.data["ipv4"])
         make(generation, int(entry.data["index"]), port)
 
     def unprotect(self, generation: Generation, index: int) -> None:
