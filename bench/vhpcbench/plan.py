@@ -24,6 +24,7 @@ from vhpc_slurm.model import (
     Blob,
     Generation,
     GresAllocation,
+    ImageIdentity,
     ImageManifest,
     ImageRef,
     JobRequest,
@@ -31,6 +32,7 @@ from vhpc_slurm.model import (
     NodePlan,
 )
 from vhpc_slurm.node.host import inventory
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.plan import fit
 from vhpcbench.common import BenchError, Report, main, milliseconds
 
@@ -74,10 +76,12 @@ def _planner(sockets: int) -> tuple[str, Callable[[], object]]:
     gres = (GresAllocation("gpu", "", len(gpus), tuple(range(len(gpus)))), GresAllocation("ibvf", "", vfs))
     memory = sum(cell.memory_mib for cell in host.cells)
     allocation = NodeAllocation("n1", tuple(range(len(host.abstract))), memory, gres)
-    job, devices = Generation(1, 0, "00000000"), NodeDevices(gpus)
+    image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
+    job = Generation(1, 0, "00000000")
+    case = PlanInput(job, allocation, host, REQUEST, image, devices=NodeDevices(gpus))
 
     def plan() -> None:
-        made = fit(job, allocation, host, REQUEST, MANIFEST, Config(), devices=devices)
+        made = fit(case, Config())
         if not isinstance(made, NodePlan):
             raise BenchError(f"no plan for {sockets} sockets: {made.error()}")
 

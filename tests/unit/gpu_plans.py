@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from machine_tree import gpu_node
-from placement_rig import GENERATION, MANIFEST, REQUEST
+from placement_rig import REQUEST, case_of
 
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.device import NodeDevices
@@ -54,8 +54,8 @@ def attempt(
     **request: Any,
 ) -> NodePlan | Refusal:
     allocation = NodeAllocation("n1", tuple(cpu_ids), memory_mib, wanted)
-    given = given or devices(host)
-    return fit(GENERATION, allocation, host, replace(REQUEST, **request), MANIFEST, config, usage, given)
+    case = case_of(allocation, host, replace(REQUEST, **request), usage=usage, devices=given or devices(host))
+    return fit(case, config)
 
 
 def planned(host: HostInventory, cpu_ids: range, wanted: tuple[GresAllocation, ...], **how: Any) -> NodePlan:

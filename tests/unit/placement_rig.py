@@ -3,16 +3,24 @@
 
 from __future__ import annotations
 
+from vhpc_slurm.config import Config
+from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Blob,
     Generation,
     HostCell,
     HostCpu,
     HostInventory,
+    ImageIdentity,
     ImageManifest,
     ImageRef,
     JobRequest,
+    NodeAllocation,
+    NodePlan,
 )
+from vhpc_slurm.placement.input import PlanInput
+from vhpc_slurm.placement.plan import Refusal, fit
+from vhpc_slurm.placement.usage import NOTHING, Usage
 
 GENERATION = Generation(42, 0, "9f3ac1d2")
 REQUEST = JobRequest(42, 0, 2001, 2001, "alice", "/home/alice", ImageRef("debian-minimal"))
@@ -33,6 +41,29 @@ MANIFEST = ImageManifest(
     drivers=(),
     agent_version="1",
 )
+
+
+def case_of(
+    allocation: NodeAllocation,
+    machine: HostInventory,
+    request: JobRequest = REQUEST,
+    manifest: ImageManifest = MANIFEST,
+    *,
+    generation: Generation = GENERATION,
+    usage: Usage = NOTHING,
+    devices: NodeDevices | None = None,
+) -> PlanInput:
+    """The inputs of a plan for a job of this image."""
+    image = ImageIdentity(request.image, "sha256:" + "0" * 64, manifest)
+    return PlanInput(generation, allocation, machine, request, image, usage=usage, devices=devices)
+
+
+def fitted(case: PlanInput, config: Config) -> NodePlan:
+    """The placement, or its refusal raised, as Prolog does it."""
+    found = fit(case, config)
+    if isinstance(found, Refusal):
+        raise found.error()
+    return found
 
 
 def host(

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from device_rig import GENERATION
-from placement_rig import MANIFEST, REQUEST, host
+from placement_rig import REQUEST, case_of, fitted, host
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.config.network import Network
@@ -21,7 +20,6 @@ from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, JobReques
 from vhpc_slurm.placement import deadlines
 from vhpc_slurm.placement.devices import Wanted
 from vhpc_slurm.placement.overhead import outside_mib
-from vhpc_slurm.placement.plan import plan_node
 
 DOCS = Path(__file__).parents[2] / "docs/memory.md"
 GIB = 1 << 30
@@ -87,7 +85,7 @@ def planned(memory_mib: int, *, gpus: int = 0, request: JobRequest = REQUEST, re
     allocation = NodeAllocation(there.node, (0, 1), memory_mib, gres)
     config = Config(guests=Guests(memory_reserve_mib=reserve))
     given = NodeDevices(tuple(device.key for device in devices))
-    return plan_node(GENERATION, allocation, there, request, MANIFEST, config, devices=given)
+    return fitted(case_of(allocation, there, request, devices=given), config)
 
 
 def test_a_small_job_leaves_the_sites_reserve() -> None:

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_rig import GENERATION, MANIFEST, REQUEST, host
+from placement_rig import MANIFEST, REQUEST, case_of, fitted, host
 
 from pace import examples
 from vhpc_slurm.config import Config, Guests, Host
@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.placement.plan import Refusal, fit, plan_node
+from vhpc_slurm.placement.plan import Refusal, fit
 
 CONFIG = Config()
 
@@ -41,7 +41,7 @@ def plan(
     config: Config = CONFIG,
 ) -> NodePlan:
     allocation = NodeAllocation("n1", cpu_ids, memory_mib)
-    return plan_node(GENERATION, allocation, machine, request, manifest, config)
+    return fitted(case_of(allocation, machine, request, manifest), config)
 
 
 def pinned(result: NodePlan) -> list[int]:
@@ -211,14 +211,8 @@ def test_an_image_with_an_unbootable_root_is_a_user_error() -> None:
 
 
 def test_all_reasons_are_collected_and_the_user_sees_his() -> None:
-    result = fit(
-        GENERATION,
-        NodeAllocation("n1", (0, 77), 100),
-        host(),
-        REQUEST,
-        replace(MANIFEST, arch="riscv64"),
-        Config(host=Host(emulator_cpus="0-")),
-    )
+    case = case_of(NodeAllocation("n1", (0, 77), 100), host(), manifest=replace(MANIFEST, arch="riscv64"))
+    result = fit(case, Config(host=Host(emulator_cpus="0-")))
     assert isinstance(result, Refusal)
     assert [type(reason) for reason in result.reasons] == [UserError, NodeError, UserError]
     error = result.error()
@@ -304,7 +298,7 @@ def situations(draw: st.DrawFn) -> tuple[HostInventory, NodeAllocation]:
 def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], reserve: int | None) -> None:
     machine, allocation = case
     request = replace(REQUEST, mem_reserve_mib=reserve)
-    result = plan_node(GENERATION, allocation, machine, request, MANIFEST, CONFIG)
+    result = fitted(case_of(allocation, machine, request), CONFIG)
     (guest,) = result.guests
     core_of = {cpu.os_cpu: cpu.core for cpu in machine.cpus if cpu.online}
 
@@ -343,7 +337,7 @@ def test_any_layout_gives_a_plan_or_reasons(
 ) -> None:
     machine, _ = case
     request = replace(REQUEST, mem_reserve_mib=reserve)
-    result = fit(GENERATION, NodeAllocation("n1", tuple(ids), memory), machine, request, MANIFEST, CONFIG)
+    result = fit(case_of(NodeAllocation("n1", tuple(ids), memory), machine, request), CONFIG)
     if isinstance(result, Refusal):
         assert result.reasons
         assert "\n" not in result.error().line()

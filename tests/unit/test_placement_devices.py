@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gpu_plans import ALL, CONFIG, GPUS, SOCKET_0, SOCKET_1, attempt, devices, gpu_host, gres, planned
-from placement_rig import GENERATION, MANIFEST, REQUEST
+from placement_rig import case_of, fitted
 
 from vhpc_slurm.config import Config, Devices, Placement
 from vhpc_slurm.device import HostDevice, NodeDevices
@@ -17,7 +17,7 @@ from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import PciBar, PciFunction, Reservation
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation
 from vhpc_slurm.placement import pci
-from vhpc_slurm.placement.plan import Refusal, plan_node
+from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import fold
 
 host = gpu_host
@@ -91,7 +91,7 @@ def test_quarantined_and_reserved_vfs_are_never_chosen(host: HostInventory) -> N
 
 def test_a_site_without_devices_ignores_gres(host: HostInventory) -> None:
     allocation = NodeAllocation("n1", tuple(SOCKET_0), 4096, gres((99,), 99))
-    (guest,) = plan_node(GENERATION, allocation, host, REQUEST, MANIFEST, CONFIG).guests
+    (guest,) = fitted(case_of(allocation, host), CONFIG).guests
     assert (guest.devices, guest.controllers, guest.address_bits) == ((), (), 0)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_rig import GENERATION, MANIFEST, REQUEST, host
+from placement_rig import REQUEST, case_of, fitted, host
 
 from pace import examples
 from vhpc_slurm.config import Config, Guests, Host, Placement
-from vhpc_slurm.errors import FabricError, NodeError, UserError
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory, MemoryBinding, NodeAllocation, NodePlan
 from vhpc_slurm.placement.plan import Refusal, fit
@@ -34,7 +34,7 @@ def attempt(
     config = Config(guests=Guests(memory_reserve_mib=reserve), placement=Placement(**placement))
     request = replace(REQUEST, guests_per_node=guests)
     allocation = NodeAllocation("n1", tuple(cpu_ids), memory_mib)
-    return fit(GENERATION, allocation, machine, request, MANIFEST, config, usage)
+    return fit(case_of(allocation, machine, request, usage=usage), config)
 
 
 def planned(machine: HostInventory, cpu_ids: range, memory_mib: int = 4096, **how: Any) -> NodePlan:
@@ -179,10 +179,7 @@ def test_the_only_core_is_the_guests() -> None:
 
 def test_site_cpus_are_used_before_a_core_of_the_job() -> None:
     config = Config(host=Host(emulator_cpus="0,4"), placement=Placement(emulator_core=True))
-    result = fit(
-        GENERATION, NodeAllocation("n1", tuple(range(2, 8)), 4096), host(), REQUEST, MANIFEST, config
-    )
-    assert isinstance(result, NodePlan)
+    result = fitted(case_of(NodeAllocation("n1", tuple(range(2, 8)), 4096), host()), config)
     assert len(result.guests[0].pins) == 6
 
 
@@ -249,8 +246,8 @@ def test_splitting_keeps_cores_whole_and_in_order() -> None:
     machine = host(sockets=2, cores=4)
     by_number = {cpu.os_cpu: cpu for cpu in machine.cpus}
     chosen = [by_number[cpu] for cpu in machine.abstract]
-    parts, _, errors = split_cpus(chosen, 3)
-    assert not errors
+    parts, _ = split_cpus(chosen, 3, reasons := list[VhpcError]())
+    assert not reasons
     assert [len({cpu.core for cpu in part}) for part in parts] == [3, 2, 3]
     for part in parts:
         assert [cpu.core for cpu in part] == sorted(cpu.core for cpu in part)
@@ -276,8 +273,8 @@ def test_no_other_way_leaves_more_guests_whole(cells: list[int], data: st.DataOb
         HostCpu(n := next(numbers), n, 0, cell) for cell, cores in enumerate(cells) for _ in range(cores)
     ]
     guests = data.draw(st.integers(2, max(2, min(len(chosen), 6))))
-    parts, _, errors = split_cpus(chosen, guests)
-    if errors:
+    parts, _ = split_cpus(chosen, guests, reasons := list[VhpcError]())
+    if reasons:
         assert guests > len(chosen)
         return
     whole = sum(len({cpu.cell for cpu in part}) == 1 for part in parts)

@@ -12,7 +12,7 @@ import pytest
 from captured import NAMES, Trees, read
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from placement_rig import MANIFEST, REQUEST
+from placement_rig import MANIFEST, REQUEST, case_of
 
 from pace import examples
 from vhpc_slurm.config import Config, Guests, Placement
@@ -260,9 +260,16 @@ def test_jobs_on_one_machine_never_get_anything_twice(data: st.DataObject) -> No
         generation = Generation(number, 0, "0123abcd")
         request = replace(REQUEST, guests_per_node=job.guests)
         usage = fold(reservations)  # raises where two reservations name one thing
-        result = fit(
-            generation, job.allocation, machine, request, SMALL, config, usage, node_devices(machine)
+        case = case_of(
+            job.allocation,
+            machine,
+            request,
+            SMALL,
+            generation=generation,
+            usage=usage,
+            devices=node_devices(machine),
         )
+        result = fit(case, config)
         if isinstance(result, Refusal):
             event("refused")
             assert result.reasons
@@ -288,7 +295,7 @@ def test_captured_machines_are_planned_whole_and_in_parts(name: str, trees: Tree
     for guests in (1, 2, len(machine.cells)):
         job = Job(NodeAllocation("n1", tuple(range(total)), memory), guests)
         request = replace(REQUEST, guests_per_node=guests)
-        result = fit(Generation(1, 0, "0123abcd"), job.allocation, machine, request, SMALL, config)
+        result = fit(case_of(job.allocation, machine, request, SMALL), config)
         threads = {
             sum(by_number[c].core == by_number[cpu].core for c in machine.abstract)
             for cpu in machine.abstract

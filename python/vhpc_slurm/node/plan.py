@@ -14,12 +14,8 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import (
-    Generation,
     HostInventory,
-    ImageIdentity,
-    JobRequest,
     Lease,
-    NodeAllocation,
     NodePlan,
     Share,
 )
@@ -30,38 +26,10 @@ from vhpc_slurm.node.network import nat, site
 from vhpc_slurm.node.network import plan as network
 from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.plan import Refusal, fit
-from vhpc_slurm.placement.usage import NOTHING, Usage
+from vhpc_slurm.placement.usage import Usage
 from vhpc_slurm.policy import mount_refusal
-from vhpc_slurm.record import Record
-
-
-class PlanInput(Record, frozen=True):
-    """All that a plan follows from, beside the configuration.
-
-    Attributes:
-        generation: of the job.
-        allocation: what Slurm gave the job on this node.
-        host: this node.
-        request: what the user asked for.
-        image: the image of the guests.
-        shares: folders of the host that the guests see.
-        usage: what guests of other generations hold.
-        devices: which functions may be handed out; None where the site hands out none.
-        lease: network identities come from it; None for a job that does not exist.
-        notes: lines for people about this input.
-    """
-
-    generation: Generation
-    allocation: NodeAllocation
-    host: HostInventory
-    request: JobRequest
-    image: ImageIdentity
-    shares: tuple[Share, ...] = ()
-    usage: Usage = NOTHING
-    devices: NodeDevices | None = None
-    lease: Lease | None = None
-    notes: tuple[str, ...] = ()
 
 
 def of_lease(
@@ -82,16 +50,7 @@ def of_lease(
 
 def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
     """The whole plan of this node, or all reasons why there is none; changes nothing."""
-    found = fit(
-        what.generation,
-        what.allocation,
-        what.host,
-        what.request,
-        what.image.manifest,
-        layout.config,
-        what.usage,
-        what.devices,
-    )
+    found = fit(what, layout.config)
     if isinstance(found, Refusal):
         return found
     if why := mount_refusal(what.request.disk_mount, (share.path for share in what.shares)):

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import GuestTopology, HostCpu, HostInventory, NodeAllocation, VcpuPin
-from vhpc_slurm.placement.usage import Usage, held_cpus
+from vhpc_slurm.placement.input import PlanInput
+from vhpc_slurm.placement.usage import held_cpus
 from vhpc_slurm.record import Record
 
 ONE_CELL = 0
@@ -39,26 +40,22 @@ class EmulatorPlacement(Record, frozen=True):
     choice: str
 
 
-def choose_cpus(
-    allocation: NodeAllocation, host: HostInventory, usage: Usage, *, whole_cores: bool
-) -> tuple[tuple[HostCpu, ...], list[VhpcError]]:
+def choose_cpus(what: PlanInput, reasons: list[VhpcError], *, whole_cores: bool) -> tuple[HostCpu, ...]:
     """The host's CPUs that Slurm allocated, in abstract order.
 
     Args:
-        allocation: the job's resources on this node, from Slurm.
-        host: inventory of the node.
-        usage: resources that other guests hold.
+        what: has the job's resources on this node, from Slurm.
+        reasons: gets all reasons against it; the result is empty then.
         whole_cores: refuse parts of cores.
-
-    Returns:
-        The CPUs and no errors, or no CPUs and all errors.
     """
-    errors = [*_allocation_errors(allocation, host), *_host_errors(host)]
+    host = what.host
+    errors = [*_allocation_errors(what.allocation, host), *_host_errors(host)]
     if errors:
-        return (), errors
+        reasons += errors
+        return ()
     by_number = {cpu.os_cpu: cpu for cpu in host.cpus}
-    chosen = tuple(by_number[host.abstract[abstract]] for abstract in sorted(allocation.cpu_ids))
-    errors = held_cpus([cpu.os_cpu for cpu in chosen], usage)
+    chosen = tuple(by_number[host.abstract[abstract]] for abstract in sorted(what.allocation.cpu_ids))
+    errors = held_cpus([cpu.os_cpu for cpu in chosen], what.usage)
     if whole_cores and (siblings := _foreign_siblings(chosen, host)):
         errors.append(
             NodeError(
@@ -68,7 +65,8 @@ def choose_cpus(
                 "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
             )
         )
-    return ((), errors) if errors else (chosen, [])
+    reasons += errors
+    return () if errors else chosen
 
 
 def place_cpus(chosen: Sequence[HostCpu], host: HostInventory) -> CpuPlacement:
@@ -101,8 +99,12 @@ def spare_core(chosen: Sequence[HostCpu]) -> tuple[tuple[HostCpu, ...], tuple[in
 
 
 def place_emulator(
-    configured: tuple[int, ...], own: tuple[int, ...], spare: tuple[int, ...], host: HostInventory
-) -> tuple[EmulatorPlacement | None, list[VhpcError]]:
+    configured: tuple[int, ...],
+    own: tuple[int, ...],
+    spare: tuple[int, ...],
+    host: HostInventory,
+    reasons: list[VhpcError],
+) -> EmulatorPlacement | None:
     """Choose the OS CPUs of QEMU's main loop and I/O threads.
 
     Args:
@@ -110,31 +112,31 @@ def place_emulator(
         own: CPUs of the guest's vCPUs, ascending.
         spare: CPUs of the job that no vCPU is pinned to.
         host: for checking that the site's CPUs exist.
+        reasons: gets all reasons against it; the result is None then.
     """
     if not configured and spare:
         choice = f"CPUs {format_cpu_list(spare)}, a core of the job that the guest does not see"
-        return EmulatorPlacement(spare, choice), []
+        return EmulatorPlacement(spare, choice)
     if not configured:
-        return EmulatorPlacement(own, f"the job's own CPUs {format_cpu_list(own)}"), []
-    errors: list[VhpcError] = []
+        return EmulatorPlacement(own, f"the job's own CPUs {format_cpu_list(own)}")
     listed = f"host.emulator_cpus lists {format_cpu_list(configured)}"
     online = {cpu.os_cpu for cpu in host.cpus if cpu.online}
     if absent := set(configured) - online:
-        errors.append(
+        reasons.append(
             NodeError(f"{listed}, but {format_cpu_list(absent)} are not online", "", "see vhpc.toml(5)")
         )
     if shared := set(configured) & {*own, *spare}:
-        errors.append(
+        reasons.append(
             NodeError(
                 f"{listed}, but Slurm gave {format_cpu_list(shared)} to the job",
                 "",
                 "keep them out of Slurm with CpuSpecList in slurm.conf",
             )
         )
-    if errors:
-        return None, errors
+    if absent or shared:
+        return None
     choice = f"CPUs {format_cpu_list(configured)}, reserved by host.emulator_cpus"
-    return EmulatorPlacement(configured, choice), []
+    return EmulatorPlacement(configured, choice)
 
 
 def _allocation_errors(allocation: NodeAllocation, host: HostInventory) -> list[VhpcError]:

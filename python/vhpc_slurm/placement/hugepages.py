@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
-from vhpc_slurm.model import HostCpu, HostInventory, ImageManifest, JobRequest, NodeAllocation
+from vhpc_slurm.model import HostCpu, HostInventory
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.memory import (
     GRAIN_MIB,
     MemoryPlacement,
@@ -21,7 +22,6 @@ from vhpc_slurm.placement.memory import (
     lay_out,
 )
 from vhpc_slurm.placement.split import share
-from vhpc_slurm.placement.usage import Usage
 from vhpc_slurm.record import Record
 
 SIZES_KIB = {"2M": 2048, "1G": 1048576}
@@ -40,44 +40,44 @@ class Backing(Record, frozen=True):
 def back(
     parts: Sequence[Sequence[HostCpu]],
     size: MemorySize,
-    allocation: NodeAllocation,
-    request: JobRequest,
-    manifest: ImageManifest,
-    host: HostInventory,
+    what: PlanInput,
     config: Config,
-    usage: Usage,
-) -> tuple[Backing | None, list[VhpcError]]:
-    """Memory of each guest in pages that its cells have, or every error found.
+    reasons: list[VhpcError],
+) -> Backing | None:
+    """Memory of each guest in pages that its cells have.
 
     Args:
         parts: CPUs of each guest.
         size: memory of them all.
-        allocation, request, manifest, host: what it follows from.
+        what: has the pools, and what other guests were promised of them.
         config: the site's policy.
-        usage: what other guests were promised of the pools.
+        reasons: gets all reasons against it; the result is None then.
     """
     policy = config.placement.hugepages
     wanted = ("1G", "2M") if policy == "auto" else (policy,) if policy != "none" else ()
-    shares = share(size.guests_mib, [len(part) for part in parts])
+    shares, host = share(size.guests_mib, [len(part) for part in parts]), what.host
     notes: list[str] = []
     for name in wanted:
         kib = SIZES_KIB[name]
         found = _with(kib, parts, shares, host)
         sizes = [guest.memory_mib for guest in found]
-        errors = check_size(allocation, request, manifest, host, sizes, size.reserve_mib, kib // 1024)
-        errors += _shortages(kib, found, host, usage)
+        errors = check_size(what, sizes, size.reserve_mib, kib // 1024)
+        errors += _shortages(kib, found, what)
         lost = sum(shares) - sum(sizes)
         if policy != "auto":
-            errors += _unrounded(config, kib, parts, lost, allocation, host)
-            return (None, errors) if errors else (Backing(kib, found), [])
+            if config.placement.rounding == "strict" and lost:
+                errors.append(_unrounded(kib, len(parts), lost, what))
+            reasons += errors
+            return None if errors else Backing(kib, found)
         if not errors and lost * LOSS_MOST <= sum(shares):
-            return Backing(kib, found), []
+            return Backing(kib, found)
         why = errors[0].what if errors else f"{lost} MiB would be lost to rounding"
         notes.append(f"no {name} pages: {why}")
     found = _with(0, parts, shares, host)
     sizes = [guest.memory_mib for guest in found]
-    errors = check_size(allocation, request, manifest, host, sizes, size.reserve_mib)
-    return (None, errors) if errors else (Backing(0, found, tuple(notes)), [])
+    errors = check_size(what, sizes, size.reserve_mib)
+    reasons += errors
+    return None if errors else Backing(0, found, tuple(notes))
 
 
 def _with(
@@ -89,9 +89,7 @@ def _with(
     return tuple(lay_out(part, mib, grain, host) for part, mib in zip(parts, sizes, strict=True))
 
 
-def _shortages(
-    kib: int, guests: Sequence[MemoryPlacement], host: HostInventory, usage: Usage
-) -> list[VhpcError]:
+def _shortages(kib: int, guests: Sequence[MemoryPlacement], what: PlanInput) -> list[VhpcError]:
     """An error for each cell whose pool has too few pages.
 
     Pages that a guest has not touched yet are still free to the kernel, so
@@ -103,14 +101,14 @@ def _shortages(
             pages = cell.memory_mib * 1024 // kib
             needed[cell.host_cell] = needed.get(cell.host_cell, 0) + pages
     errors: list[VhpcError] = []
-    for there in host.cells:
+    for there in what.host.cells:
         wanted = needed.get(there.cell, 0)
         total, free = next(((total, free) for size, total, free in there.hugepages if size == kib), (0, 0))
-        left = max(0, min(free, total - usage.pages.get((there.cell, kib), 0)))
+        left = max(0, min(free, total - what.usage.pages.get((there.cell, kib), 0)))
         if wanted > left:
             errors.append(
                 NodeError(
-                    f"{wanted} pages of {kib} KiB are needed in NUMA cell {there.cell} of {host.node}",
+                    f"{wanted} pages of {kib} KiB are needed in NUMA cell {there.cell} of {what.host.node}",
                     f"its pool has {total}, {free} of them free, {left} of them not reserved by other jobs",
                     f"see /sys/devices/system/node/node{there.cell}/hugepages/hugepages-{kib}kB",
                 )
@@ -118,22 +116,11 @@ def _shortages(
     return errors
 
 
-def _unrounded(
-    config: Config,
-    kib: int,
-    parts: Sequence[Sequence[HostCpu]],
-    lost: int,
-    allocation: NodeAllocation,
-    host: HostInventory,
-) -> list[VhpcError]:
-    if config.placement.rounding != "strict" or not lost:
-        return []
-    step = kib // 1024 * len(parts)
-    below, above = allocation.memory_mib - lost, allocation.memory_mib - lost + step
-    return [
-        UserError(
-            f"memory for guests on {host.node} is not a multiple of {step} MiB",
-            f"{len(parts)} guests in pages of {kib} KiB would leave {lost} MiB of the job's unused",
-            f"ask for --mem={below}M or --mem={above}M",
-        )
-    ]
+def _unrounded(kib: int, guests: int, lost: int, what: PlanInput) -> UserError:
+    step = kib // 1024 * guests
+    below = what.allocation.memory_mib - lost
+    return UserError(
+        f"memory for guests on {what.host.node} is not a multiple of {step} MiB",
+        f"{guests} guests in pages of {kib} KiB would leave {lost} MiB of the job's unused",
+        f"ask for --mem={below}M or --mem={below + step}M",
+    )

@@ -13,11 +13,11 @@ from vhpc_slurm.model import (
     HostCell,
     HostCpu,
     HostInventory,
-    ImageManifest,
     JobRequest,
     MemoryBinding,
     NodeAllocation,
 )
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.split import share
 from vhpc_slurm.record import Record
 
@@ -31,6 +31,7 @@ class MemorySize(Record, frozen=True):
 
     guests_mib: int
     reserve_mib: int
+    notes: tuple[str, ...] = ()
 
 
 class MemoryPlacement(Record, frozen=True):
@@ -50,44 +51,38 @@ def size_memory(
     allocation: NodeAllocation,
     request: JobRequest,
     default_reserve_mib: int,
-) -> tuple[MemorySize | None, list[VhpcError]]:
-    """Memory of the job on this node, minus the reserve outside of guests.
-
-    Returns:
-        The size and no errors, or None and all errors.
-    """
+    reasons: list[VhpcError],
+) -> MemorySize | None:
+    """Memory of the job on this node, minus the reserve outside of guests; None with a reason against it."""
     asked = request.mem_reserve_mib
     reserve = default_reserve_mib if asked is None else asked
     if reserve < 0:
-        return None, [UserError(f"--vhpc-mem-reserve={reserve}M is negative")]
+        reasons.append(UserError(f"--vhpc-mem-reserve={reserve}M is negative"))
+        return None
     if allocation.memory_mib <= 0:
-        return None, [
+        reasons.append(
             NodeError(
                 f"Slurm reports no memory for the job on {allocation.node}",
                 "guests are sized from the job's memory",
                 "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
             )
-        ]
-    return MemorySize(max(0, allocation.memory_mib - reserve), reserve), []
+        )
+        return None
+    return MemorySize(max(0, allocation.memory_mib - reserve), reserve)
 
 
 def check_size(
-    allocation: NodeAllocation,
-    request: JobRequest,
-    manifest: ImageManifest,
-    host: HostInventory,
-    guest_mib: Sequence[int],
-    reserve_mib: int,
-    grain_mib: int = GRAIN_MIB,
+    what: PlanInput, guest_mib: Sequence[int], reserve_mib: int, grain_mib: int = GRAIN_MIB
 ) -> list[VhpcError]:
     """Errors if the smallest guest is too small for the image, or all guests too large for the node."""
     errors: list[VhpcError] = []
+    host, manifest = what.host, what.image.manifest
     least = max(manifest.min_memory_mib, GRAIN_MIB)
     if min(guest_mib) < least:
         count = len(guest_mib)
         needed = -(-least // grain_mib) * grain_mib * count + reserve_mib
         hint = f"ask for at least --mem={needed}M"
-        if request.mem_reserve_mib is not None:
+        if what.request.mem_reserve_mib is not None:
             hint += " or for a smaller --vhpc-mem-reserve"
         if count > 1:
             hint += " or for fewer guests"
@@ -95,7 +90,8 @@ def check_size(
             UserError(
                 f"image {manifest.name}:{manifest.tag} needs {least} MiB, "
                 f"a guest on {host.node} has {min(guest_mib)}",
-                f"of the job's {allocation.memory_mib} MiB there, {reserve_mib} MiB stay outside the guest"
+                f"of the job's {what.allocation.memory_mib} MiB there, "
+                f"{reserve_mib} MiB stay outside the guest"
                 + (f", {count} guests share the rest" if count > 1 else ""),
                 hint,
             )

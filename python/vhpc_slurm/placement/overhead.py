@@ -56,23 +56,22 @@ def _bars(device: HostDevice) -> int:
 
 
 def at_least(
-    allocation: NodeAllocation, request: JobRequest, config: Config
-) -> tuple[MemorySize | None, list[VhpcError]]:
+    allocation: NodeAllocation, request: JobRequest, config: Config, reasons: list[VhpcError]
+) -> MemorySize | None:
     """The part of a node's calculation that needs no access to the node: everything except BARs.
 
     Returns:
-        Largest memory of the guests and smallest memory outside of them, and no
-        errors, or None and the errors that the node would report.
+        Largest memory of the guests and smallest memory outside of them; None if there
+        are reasons against it, which the node would report.
     """
-    size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
+    size = size_memory(allocation, request, config.guests.memory_reserve_mib, reasons)
     if size is None:
-        return None, errors
+        return None
     counted = {gres.name for gres in allocation.gres if gres.count}
     vfs = config.placement.vf_gres in counted if request.vfs is None else request.vfs > 0
     devices = vfs or config.placement.gpu_gres in counted
     needed = _sum_mib(size.guests_mib, len(allocation.cpu_ids), request, config, devices=devices, bars=0)
-    size, _, errors = cover(size, needed, allocation, request, devices=devices)
-    return size, errors
+    return cover(size, needed, allocation, request, reasons, devices=devices)
 
 
 def cover(
@@ -80,30 +79,27 @@ def cover(
     needed_mib: int,
     allocation: NodeAllocation,
     request: JobRequest,
+    reasons: list[VhpcError],
     *,
     devices: bool,
-) -> tuple[MemorySize | None, list[str], list[VhpcError]]:
-    """Make the reserve as large as needed.
+) -> MemorySize | None:
+    """Make the reserve as large as needed; None with a reason against it.
 
     The site's default reserve is increased, unless it is 0.  The user's own
     value is not changed; but with devices a value that is too small is an
     error, because memory that devices can write to cannot be reclaimed.
-
-    Returns:
-        The size, notes, and no errors, or None and an error.
     """
     if needed_mib <= size.reserve_mib:
-        return size, [], []
+        return size
     asked = request.mem_reserve_mib
     what = f"QEMU, its page tables and shared folders on {allocation.node} may need {needed_mib} MiB"
     if asked is None and size.reserve_mib:
         left = max(0, allocation.memory_mib - needed_mib)
-        return MemorySize(left, needed_mib), [f"{what}: this part of the job's memory stays outside"], []
+        return MemorySize(left, needed_mib, (f"{what}: this part of the job's memory stays outside",))
     if asked is not None and devices:
         hint = f"ask for --vhpc-mem-reserve={needed_mib}M, or omit the option"
-        return (
-            None,
-            [],
-            [UserError(f"--vhpc-mem-reserve={asked}M is too small for a job with devices", what, hint)],
+        reasons.append(
+            UserError(f"--vhpc-mem-reserve={asked}M is too small for a job with devices", what, hint)
         )
-    return size, [], []
+        return None
+    return size

@@ -11,14 +11,12 @@ from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.model import (
-    Generation,
     GuestPlan,
     HostCpu,
     HostInventory,
     ImageManifest,
     JobRequest,
     MemoryBinding,
-    NodeAllocation,
     NodePlan,
     VcpuPin,
     guest_hostname,
@@ -35,9 +33,9 @@ from vhpc_slurm.placement.cpu import (
 )
 from vhpc_slurm.placement.devices import GuestDevices, Wanted, assign, resolve
 from vhpc_slurm.placement.hugepages import Backing, back
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.memory import MemoryPlacement, bind, size_memory
 from vhpc_slurm.placement.split import split_cpus
-from vhpc_slurm.placement.usage import NOTHING, Usage
 from vhpc_slurm.record import Record
 
 ROOT_FORMATS = ("erofs", "squashfs", "ext4")  # what a raw, read-only disk may hold
@@ -72,88 +70,43 @@ def _merged(reasons: Sequence[VhpcError]) -> tuple[str, str, str]:
     return "; ".join(reason.line() for reason in reasons), "", ""
 
 
-def plan_node(
-    generation: Generation,
-    allocation: NodeAllocation,
-    host: HostInventory,
-    request: JobRequest,
-    manifest: ImageManifest,
-    config: Config,
-    usage: Usage = NOTHING,
-    devices: NodeDevices | None = None,
-) -> NodePlan:
-    """The plan of one node.
-
-    Raises:
-        UserError: the job cannot run as it was asked for, on any node.
-        NodeError: this node does not match what Slurm or the site says of it.
-        FabricError: Slurm has given out what guests of another job still hold.
-    """
-    result = fit(generation, allocation, host, request, manifest, config, usage, devices)
-    if isinstance(result, Refusal):
-        raise result.error()
-    return result
-
-
-def fit(
-    generation: Generation,
-    allocation: NodeAllocation,
-    host: HostInventory,
-    request: JobRequest,
-    manifest: ImageManifest,
-    config: Config,
-    usage: Usage = NOTHING,
-    devices: NodeDevices | None = None,
-) -> NodePlan | Refusal:
-    """The placement of one node, or all reasons why there is none; raises nothing.
-
-    Args:
-        generation, request, allocation: of the job; the allocation is that of this node.
-        host: this node.
-        manifest: what the image needs.
-        config: the site's policies.
-        usage: what guests of other generations hold.
-        devices: which functions may be handed out; None where the site hands out none.
-    """
-    reasons = _image_errors(manifest, host)
-    chosen, errors = choose_cpus(allocation, host, usage, whole_cores=config.placement.cores == "strict")
-    reasons += errors
+def fit(what: PlanInput, config: Config) -> NodePlan | Refusal:
+    """The placement of one node, or all reasons why there is none; raises nothing."""
+    allocation, request, host = what.allocation, what.request, what.host
+    reasons = _image_errors(what.image.manifest, host)
+    chosen = choose_cpus(what, reasons, whole_cores=config.placement.cores == "strict")
     notes: list[str] = []
     cpus: list[_GuestCpus] = []
     if chosen:
-        parts, notes, errors = split_cpus(chosen, request.guests_per_node)
+        parts, notes = split_cpus(chosen, request.guests_per_node, reasons)
+        cpus = _place_cpus(parts, host, config, reasons)
+        reasons += _cpu_errors(cpus, what.image.manifest, host)
+    wanted = Wanted()
+    if what.devices is not None:
+        wanted, errors = resolve(allocation, request, host, what.devices, config, what.usage)
         reasons += errors
-        cpus, errors = _place_cpus(parts, host, config)
-        reasons += [*errors, *_cpu_errors(cpus, manifest, host)]
-    wanted, errors = Wanted(), list[VhpcError]()
-    if devices is not None:
-        wanted, errors = resolve(allocation, request, host, devices, config, usage)
-    reasons += errors
-    size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
+    size = size_memory(allocation, request, config.guests.memory_reserve_mib, reasons)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
         given = bool(wanted.gpus or wanted.vfs)
-        size, more, errors = overhead.cover(size, needed, allocation, request, devices=given)
-        notes += more
-    reasons += errors
+        size = overhead.cover(size, needed, allocation, request, reasons, devices=given)
     if size is None:
         return Refusal(tuple(reasons))
     # without CPUs there are no cells to choose, but memory is still judged
     shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
-    backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
-    reasons += errors
+    backing = back(shapes, size, what, config, reasons)
     if reasons or not cpus or backing is None:
         return Refusal(tuple(reasons))
-    guests, more, errors = _guests(chosen, cpus, wanted, backing, host, request, config)
-    if errors:
-        return Refusal(tuple(errors))
+    guests, more = _guests(chosen, cpus, wanted, backing, what, config, reasons)
+    if reasons:
+        return Refusal(tuple(reasons))
     return NodePlan(
-        generation=generation,
+        generation=what.generation,
         node=host.node,
         guests=tuple(guests),
         job_memory_mib=allocation.memory_mib,
         reserve_mib=size.reserve_mib,
-        notes=tuple(dict.fromkeys([*notes, *more])),
+        notes=tuple(dict.fromkeys([*notes, *size.notes, *more])),
     )
 
 
@@ -166,21 +119,21 @@ class _GuestCpus(Record, frozen=True):
 
 
 def _place_cpus(
-    parts: Sequence[tuple[HostCpu, ...]], host: HostInventory, config: Config
-) -> tuple[list[_GuestCpus], list[VhpcError]]:
+    parts: Sequence[tuple[HostCpu, ...]], host: HostInventory, config: Config, reasons: list[VhpcError]
+) -> list[_GuestCpus]:
     try:
         configured = parse_cpu_list(config.host.emulator_cpus)
     except ValueError as err:
-        return [], [NodeError("host.emulator_cpus is not valid", str(err), "write it like 0-1,64-65")]
-    found, errors = [], []
+        reasons.append(NodeError("host.emulator_cpus is not valid", str(err), "write it like 0-1,64-65"))
+        return []
+    found = []
     for part in parts:
         vcpus, spare = spare_core(part) if config.placement.emulator_core and not configured else (part, ())
         placement = place_cpus(vcpus, host)
-        emulator, faults = place_emulator(configured, placement.os_cpus, spare, host)
-        errors += faults
+        emulator = place_emulator(configured, placement.os_cpus, spare, host, reasons)
         if emulator is not None:
             found.append(_GuestCpus(vcpus, placement, emulator))
-    return found, errors
+    return found
 
 
 def _guests(
@@ -188,20 +141,20 @@ def _guests(
     cpus: Sequence[_GuestCpus],
     wanted: Wanted,
     backing: Backing,
-    host: HostInventory,
-    request: JobRequest,
+    what: PlanInput,
     config: Config,
-) -> tuple[list[GuestPlan], list[str], list[VhpcError]]:
-    """All guests of the node on the chosen CPUs, with notes, or why they cannot be."""
-    strict = config.placement.devices == "strict"
+    reasons: list[VhpcError],
+) -> tuple[list[GuestPlan], list[str]]:
+    """All guests of the node on the chosen CPUs, except those with reasons against them, and notes."""
+    strict, host = config.placement.devices == "strict", what.host
     given, device_notes, errors = assign([guest.vcpus for guest in cpus], wanted, host, strict=strict)
     memory = bind(backing.guests, {cpu.os_cpu for cpu in chosen}, host, hugepages=backing.page_kib > 0)
-    errors += _loose(memory, config, host)
-    guests: list[GuestPlan] = []
+    reasons += [*errors, *_loose(memory, config, host)]
+    guests = []
     for index, (guest, cells, own) in enumerate(zip(cpus, memory, given, strict=True)):
-        built, faults = _guest(index, host.node, guest, cells, own, host, backing.page_kib, len(cpus))
-        errors += faults
-        guests += [_timed(one, host, request, config) for one in built]
+        built = _guest(index, guest, cells, own, backing.page_kib, what, reasons)
+        if built is not None:
+            guests.append(_timed(built, host, what.request, config))
     notes = [note for guest in cpus for note in guest.placement.notes]
     notes += [*numbering_notes(host), *backing.notes, *(note for m in memory for note in m.notes)]
     notes += device_notes
@@ -210,7 +163,7 @@ def _guests(
         for guest in guests
         if guest.nccl_topology
     ]
-    return guests, notes, errors
+    return guests, notes
 
 
 def _timed(guest: GuestPlan, host: HostInventory, request: JobRequest, config: Config) -> GuestPlan:
@@ -225,25 +178,26 @@ def _timed(guest: GuestPlan, host: HostInventory, request: JobRequest, config: C
 
 def _guest(
     index: int,
-    node: str,
     cpus: _GuestCpus,
     memory: MemoryPlacement,
     given: GuestDevices,
-    host: HostInventory,
     page_kib: int,
-    guests: int,
-) -> tuple[list[GuestPlan], list[VhpcError]]:
-    """One guest, or why it cannot be."""
+    what: PlanInput,
+    reasons: list[VhpcError],
+) -> GuestPlan | None:
+    """One guest; None with reasons against it."""
+    host = what.host
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
     layout, errors = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host))
     hole = pci.hole_bytes(given.all)
     if given.all:
         errors += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)
     if errors or layout is None:
-        return [], errors
-    guest = GuestPlan(
+        reasons += errors
+        return None
+    return GuestPlan(
         index=index,
-        hostname=guest_hostname(node, index, guests),
+        hostname=guest_hostname(host.node, index, what.request.guests_per_node),
         pins=tuple(VcpuPin(pin.vcpu, pin.os_cpu, cell_of[pin.vcpu]) for pin in cpus.placement.pins),
         topology=cpus.placement.topology,
         cells=memory.cells,
@@ -257,7 +211,6 @@ def _guest(
         pcihole64_gib=hole >> 30,
         address_bits=pci.address_bits(memory.memory_mib, hole) if given.all else 0,
     )
-    return [guest], []
 
 
 def _guest_cell(number: int, memory: MemoryPlacement, host: HostInventory) -> int:

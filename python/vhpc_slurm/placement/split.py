@@ -10,8 +10,8 @@ from vhpc_slurm.model import HostCpu
 
 
 def split_cpus(
-    chosen: Sequence[HostCpu], guests: int
-) -> tuple[tuple[tuple[HostCpu, ...], ...], list[str], list[VhpcError]]:
+    chosen: Sequence[HostCpu], guests: int, reasons: list[VhpcError]
+) -> tuple[tuple[tuple[HostCpu, ...], ...], list[str]]:
     """CPUs of each guest, in abstract order.
 
     Cores are divided as evenly as they can be.  Each cell first takes the
@@ -20,17 +20,19 @@ def split_cpus(
     Args:
         chosen: the job's CPUs in abstract order.
         guests: how many guests.
+        reasons: gets the reason against it; the result is empty then.
 
     Returns:
-        CPUs by guest, notes, errors.
+        CPUs by guest, and notes.
     """
     if guests == 1:
-        return (tuple(chosen),), [], []
+        return (tuple(chosen),), []
     cores: dict[int, list[HostCpu]] = {}
     for cpu in chosen:
         cores.setdefault(cpu.core, []).append(cpu)
     if guests < 1 or guests > len(cores):
-        return (), [], [_cannot(guests, len(cores))]
+        reasons.append(_cannot(guests, len(cores)))
+        return (), []
     least, more = divmod(len(cores), guests)
     by_cell: dict[int, list[int]] = {}
     for core, cpus in cores.items():
@@ -59,7 +61,7 @@ def split_cpus(
     parts = tuple(
         tuple(cpu for core in sorted(part, key=order.__getitem__) for cpu in cores[core]) for part in whole
     )
-    return parts, notes, []
+    return parts, notes
 
 
 def _fitting(by_cell: Mapping[int, Sequence[int]], least: int, more: int, guests: int) -> list[list[int]]:

@@ -36,10 +36,10 @@ from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node.devices import assignment, classes, gpumap
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import accounts, inventory
-from vhpc_slurm.node.plan import PlanInput
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.options import OPTIONS, VFS
+from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 from vhpc_slurm.policy import visible_shares

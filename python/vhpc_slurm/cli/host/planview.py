@@ -12,7 +12,7 @@ from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable, short_digests
 
 if TYPE_CHECKING:
-    from vhpc_slurm.node.plan import PlanInput
+    from vhpc_slurm.placement.input import PlanInput
 
 NO_JOB = 0xFFFFFFFE
 """Job id in a plan for a hypothetical job: Slurm's NO_VAL, which no job has."""

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from vhpc_slurm import policy
 from vhpc_slurm.config import Config
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -166,9 +167,10 @@ def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, co
                 f"Slurm accounts no memory for this job on {part.node}: guests cannot be sized "
                 "(SelectTypeParameters needs a _Memory choice; tell your administrator)"
             )
-        size, errors = overhead.at_least(part, request, config)
+        reasons: list[VhpcError] = []
+        size = overhead.at_least(part, request, config, reasons)
         if size is None:
-            return errors[0].line()
+            return reasons[0].line()
         left_mib = size.guests_mib // guests
         if left_mib < need_mib:
             whose, left = "the guest", str(left_mib)

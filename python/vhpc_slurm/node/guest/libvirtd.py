@@ -160,14 +160,6 @@ class Hypervisor:
         """Whether a domain of that name exists."""
         return self._find(name) is not None
 
-    def vcpu_affinity(self, name: str) -> list[list[int]]:
-        """OS CPUs that each vCPU thread may run on, as libvirt reads them back."""
-        domain = self._find(name)
-        if domain is None:
-            raise NodeError(f"guest {name} is not running")
-        maps = self._call("read vCPU affinity", self._timeout_s, lambda: domain.vcpus()[1])
-        return [[cpu for cpu, on in enumerate(row) if on] for row in maps]
-
     def destroy(self, name: str) -> None:
         """End a domain; one that does not exist is already what was asked for.
 
