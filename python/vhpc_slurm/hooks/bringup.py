@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 from vhpc_slurm import files, slurm
 from vhpc_slurm.config import Config
@@ -42,69 +42,67 @@ class _Job(Record, frozen=True):
     told: Told
 
 
-def run(
-    config: Config,
-    layout: Layout,
-    env: common.HookEnv,
-    lease: Lease | FabricError | None,
-    times: tuple[float, float],
-) -> int:
-    """Act on the lease of a job, or on the error in its place; None: clear the node first, then ask vhpcd.
+def run(config: Config, layout: Layout, env: common.HookEnv, asked: common.Asked) -> int:
+    """Act on the lease of a job."""
+    with _reported(config, env):
+        _prepare(config, layout, env, asked)
+    return 0
 
-    ``times`` is when vhpcd was asked, and when it had answered, in seconds since the host's boot.
-    """
-    try:
-        client, cleared = ControllerClient(config), list[Generation]()
-        if lease is None:
-            cleared = _clear_stale(layout, env)
-            began = statefile.uptime()
-            lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
-            times = (began, statefile.uptime())
-        if isinstance(lease, FabricError):
-            began = statefile.uptime()
-            lease = requeueing.lease_instead(config, env, lease)
-            if lease is None:
-                return 0
-            times = (began, statefile.uptime())
+
+def run_without_lease(config: Config, layout: Layout, env: common.HookEnv, error: FabricError) -> int:
+    """Requeue a job whose lease could not be had, or act on its lease after all."""
+    with _reported(config, env):
+        began = statefile.uptime()
+        lease = requeueing.lease_instead(config, env, error)
+        if lease is not None:
+            _prepare(config, layout, env, common.Asked(lease, began, statefile.uptime()))
+    return 0
+
+
+def run_after_crash(config: Config, layout: Layout, env: common.HookEnv) -> int:
+    """Clear the node of what was left of a job, then ask vhpcd and act on the lease."""
+    with _reported(config, env):
+        cleared = _clear_stale(layout, env)
+        asked = common.ask(config, env)
         for old in cleared:
-            if old != lease.generation:  # this one is acknowledged by its own Epilog
+            if old != asked.lease.generation:  # this one is acknowledged by its own Epilog
                 _queue_clean(layout, env, old, "cleared by Prolog")
-        return _prepare(config, layout, env, client, lease, times)
+        _prepare(config, layout, env, asked)
+    return 0
+
+
+@contextlib.contextmanager
+def _reported(config: Config, env: common.HookEnv) -> Iterator[None]:
+    """Requeue the job, or drain the node, if the job cannot be prepared."""
+    try:
+        yield
     except FabricError as err:
         requeueing.requeue_or_tell(config, env, err)
-        return 0
     except (NodeError, TeardownError) as err:
         common.drain(config, env.node, err)
         raise
 
 
-def _prepare(
-    config: Config,
-    layout: Layout,
-    env: common.HookEnv,
-    client: ControllerClient,
-    lease: Lease,
-    times: tuple[float, float],
-) -> int:
+def _prepare(config: Config, layout: Layout, env: common.HookEnv, asked: common.Asked) -> None:
+    client, lease = ControllerClient(config), asked.lease
     if joblock.has_tombstone(layout, lease.generation):
         common.log.info("the job's Epilog has run already: nothing to prepare")
         # vhpcd may have recorded the lease after it received the Epilog's acknowledgement, and now waits
         _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
         acknowledging.deliver(config, client, layout.outbox)
-        return 0
-    asked, answered = (timeline.at(one) for one in times)
+        return
+    began, answered = timeline.at(asked.began), timeline.at(asked.ended)
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
-    recorder.note("python", timeline.process_began(), asked)
-    recorder.note("lease", asked, answered)
+    recorder.note("python", timeline.process_began(), began)
+    recorder.note("lease", began, answered)
     recorder.note("modules", answered)
     journal = Journal(layout.journals, lease.generation)
     journal.stop_when(layout.tombstone(lease.generation))
     try:
         told = Told(lease.generation, env.node)
-        _bring_up(_Job(config, layout, env, client, lease, journal, recorder, told), asked)
+        _bring_up(_Job(config, layout, env, client, lease, journal, recorder, told), began)
     finally:
         journal.close()
-    return 0
 
 
 def _bring_up(job: _Job, began: float) -> None:

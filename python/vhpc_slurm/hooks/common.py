@@ -8,11 +8,13 @@ import os
 import socket
 import sys
 import syslog
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from vhpc_slurm import files
 from vhpc_slurm.config import Config, load
+from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Lease
@@ -59,6 +61,26 @@ class HookEnv(Record, frozen=True):
             raise NodeError(
                 "this program is a hook that only Slurm can run", f"{err!r} in the environment"
             ) from err
+
+
+class Asked(Record, frozen=True):
+    """A job's lease, and when vhpcd was asked for it and had answered, in seconds since the host's boot."""
+
+    lease: Lease
+    began: float
+    ended: float
+
+
+def ask(config: Config, env: HookEnv) -> Asked:
+    """Ask vhpcd for the lease of a job.
+
+    Raises:
+        FabricError: there is no lease, or vhpcd does not answer.
+    """
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    wait_s = config.controller.lease_wait_s
+    lease = ControllerClient(config).lease(env.job_id, env.restart, env.node, wait_s)
+    return Asked(lease, began, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def check_user(env: HookEnv, uid: int) -> None:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common, start
-from vhpc_slurm.model import Lease
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
 
+NAME = "vhpc_slurm.hooks.prolog"
 LOCK_TIMEOUT_S = 30.0
 
 
@@ -31,7 +29,7 @@ def run(config: Config) -> int:
     try:
         return _run(config, env, layout)
     except joblock.NoRoomError as err:
-        start.load_rest("vhpc_slurm.hooks.prolog")
+        start.load_rest(NAME)
         from vhpc_slurm.hooks import requeueing
 
         requeueing.requeue_or_tell(config, env, err)
@@ -40,20 +38,22 @@ def run(config: Config) -> int:
 
 def _run(config: Config, env: common.HookEnv, layout: Layout) -> int:
     with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S):
-        asked = time.clock_gettime(time.CLOCK_BOOTTIME)
-        lease: Lease | FabricError | None = None
-        if not _has_journal(layout, env.job_id):
-            try:
-                lease = ControllerClient(config).lease(
-                    env.job_id, env.restart, env.node, config.controller.lease_wait_s
-                )
-            except FabricError as err:
-                lease = err
-        answered = time.clock_gettime(time.CLOCK_BOOTTIME)
-        start.load_rest("vhpc_slurm.hooks.prolog")
+        if _has_journal(layout, env.job_id):
+            start.load_rest(NAME)
+            from vhpc_slurm.hooks import bringup
+
+            return bringup.run_after_crash(config, layout, env)
+        try:
+            asked = common.ask(config, env)
+        except FabricError as err:
+            start.load_rest(NAME)
+            from vhpc_slurm.hooks import bringup
+
+            return bringup.run_without_lease(config, layout, env, err)
+        start.load_rest(NAME)
         from vhpc_slurm.hooks import bringup
 
-        return bringup.run(config, layout, env, lease, (asked, answered))
+        return bringup.run(config, layout, env, asked)
 
 
 def _has_journal(layout: Layout, job_id: int) -> bool:
