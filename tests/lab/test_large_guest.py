@@ -27,11 +27,14 @@ WORDS = "lpj=4000000 cpuhp.parallel=off nowatchdog tsc=unstable"
 
 BOOT = textwrap.dedent("""
     import base64, os, pathlib, sys, tempfile, time
+    from dataclasses import replace
     from vhpc_slurm.catalog import FolderCatalog
     from vhpc_slurm.config import load
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
-    from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, ImageRef, VcpuPin
+    from vhpc_slurm.model import (
+        Generation, GuestCell, GuestPaths, GuestPlan, GuestTopology, ImageRef, RunningGuest, VcpuPin,
+    )
     from vhpc_slurm.node.guest import console, libvirtd, refusal
     from vhpc_slurm.node.host import accounts, inventory
     from vhpc_slurm.node.store import images
@@ -54,7 +57,7 @@ BOOT = textwrap.dedent("""
     staged = finished(images.stage(Layout(config), image))
     (folder / "kernel").write_bytes(staged.kernel.read_bytes())
     (folder / "initrd").write_bytes(base64.b64decode("ARCHIVE"))
-    console.prepare(folder / "console.log", uid)
+    console.prepare(folder / "console.log", uid, 0)
     (folder / "channel").mkdir()
     half = count // 2
     far = (((0, 10), (1, 20)), ((0, 20), (1, 10)))
@@ -64,13 +67,15 @@ BOOT = textwrap.dedent("""
     plan = GuestPlan(
         0, "probe", tuple(VcpuPin(n, real[n % len(real)], n // half) for n in range(count)),
         GuestTopology(2, 1, half // 2, 2), cells, 2048, tuple(real), "",
+        paths=GuestPaths(
+            str(folder), str(folder / "kernel"), str(folder / "initrd"), str(staged.root),
+            str(folder / "channel/agent.sock"), str(folder / "console.log"),
+        ),
     )
     spec = DomainSpec(
-        name="vhpc-1-0-00000000-g0", generation=Generation(1, 0, "00000000"), guest=plan, hypervisor="qemu",
-        cpu_vendor=host.cpu_vendor, libvirt_version=11_003_000, emulator=config.guests.emulator,
-        kernel=str(folder / "kernel"), initrd=str(folder / "initrd"), cmdline=words, root=str(staged.root),
-        uid=uid, gid=accounts.group_id(config.guests.qemu_group),
-        agent_socket=str(folder / "channel/agent.sock"), console_log=str(folder / "console.log"),
+        "vhpc-1-0-00000000-g0", Generation(1, 0, "00000000"), RunningGuest(plan, uid),
+        replace(host, kvm=False), replace(image.manifest, cmdline=words),
+        accounts.group_id(config.guests.qemu_group), 11_003_000, config.guests.emulator,
     )
     with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
         refusal.check_vcpus(hypervisor, [plan], host, config.guests.emulator)

@@ -38,7 +38,10 @@ TRY = textwrap.dedent("""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.errors import VhpcError
-    from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, VcpuPin
+    from vhpc_slurm.model import (
+        Blob, Generation, GuestCell, GuestPaths, GuestPlan, GuestTopology, ImageManifest, RunningGuest,
+        VcpuPin,
+    )
     from vhpc_slurm.node.guest import console, libvirtd, refusal
     from vhpc_slurm.node.host import accounts, inventory
 
@@ -52,36 +55,46 @@ TRY = textwrap.dedent("""
     console.prepare(folder / "console.log", uid, 0)
     (folder / "channel").mkdir()
 
-    def plan(vcpus, topology):
-        numbers = tuple(range(vcpus))
-        return GuestPlan(
-            0, "probe", tuple(VcpuPin(n, 0, 0) for n in numbers), GuestTopology(1, 1, *topology),
-            (GuestCell(0, numbers, 128, 0),), 128, (0,), "",
-        )
+    paths = GuestPaths(
+        str(folder), root=str(folder / "root"), agent_socket=str(folder / "channel/agent.sock"),
+        console_log=str(folder / "console.log"),
+    )
 
+    def guest(cores, **files):
+        plan = GuestPlan(
+            0, "probe", tuple(VcpuPin(n, 0, 0) for n in (0, 1)), GuestTopology(1, 1, cores, 1),
+            (GuestCell(0, (0, 1), 128, 0),), 128, (0,), "", paths=replace(paths, **files),
+        )
+        return RunningGuest(plan, uid)
+
+    blob = Blob("x", "0" * 64, 1)
+    manifest = ImageManifest(
+        1, "probe", "1", host.arch, blob, blob, blob, "erofs", "agent", "", 64, "", (), "1"
+    )
     spec = DomainSpec(
-        name="vhpc-1-0-00000000-g0", generation=Generation(1, 0, "00000000"), guest=plan(2, (2, 1)),
-        hypervisor="kvm" if host.kvm else "qemu", cpu_vendor=host.cpu_vendor, libvirt_version=9_000_000,
-        emulator=config.guests.emulator, kernel="", initrd="", cmdline="", root=str(folder / "root"),
-        uid=uid, gid=accounts.group_id(config.guests.qemu_group),
-        agent_socket=str(folder / "channel/agent.sock"), console_log=str(folder / "console.log"),
+        "vhpc-1-0-00000000-g0", Generation(1, 0, "00000000"), guest(2), host, manifest,
+        accounts.group_id(config.guests.qemu_group), 9_000_000, config.guests.emulator,
     )
     with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
         for case in sys.argv[1:]:
             changed = {
-                "topology": lambda: replace(spec, guest=plan(2, (3, 1))),
-                "kernel": lambda: replace(spec, kernel=spec.root, initrd=str(folder / "initrd")),
+                "topology": lambda: replace(spec, running=guest(3)),
+                "kernel": lambda: replace(
+                    spec, running=guest(2, kernel=paths.root, initrd=str(folder / "initrd"))
+                ),
                 "emulator": lambda: replace(spec, emulator="/bin/false"),
                 "absent": lambda: replace(spec, emulator="/nowhere/qemu"),
-                "unreadable": lambda: replace(spec, kernel="/nowhere/kernel", initrd="/nowhere/initrd"),
-                "kvm": lambda: replace(spec, hypervisor="kvm"),
+                "unreadable": lambda: replace(
+                    spec, running=guest(2, kernel="/nowhere/kernel", initrd="/nowhere/initrd")
+                ),
+                "kvm": lambda: replace(spec, host=replace(host, kvm=True)),
             }[case]()
             try:
                 try:
                     hypervisor.create(render(changed), 60)
                     print(case, "started")
                 except libvirtd.DomainRefusedError as err:
-                    raise refusal.judge(hypervisor, changed, host, err) from err
+                    raise refusal.judge(hypervisor, changed, err) from err
             except VhpcError as err:
                 print(case, type(err).__name__, err.line())
             assert hypervisor.names() == [], hypervisor.names()

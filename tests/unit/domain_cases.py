@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from placement_rig import MANIFEST
+
 from vhpc_slurm.device import PassthroughDevice
-from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.hardware import PciController
 from vhpc_slurm.model import (
     Generation,
@@ -16,13 +18,25 @@ from vhpc_slurm.model import (
     GuestPaths,
     GuestPlan,
     GuestTopology,
+    HostInventory,
     MemoryBinding,
     NatInterface,
+    RunningGuest,
+    Share,
     VcpuPin,
 )
 
 GENERATION = Generation(42, 0, "9f3ac1d2")
 RUN = "/run/vhpc/jobs/42/g0"
+PATHS = GuestPaths(
+    RUN,
+    f"{RUN}/kernel",
+    f"{RUN}/initrd",
+    "/var/lib/vhpc/images/blobs/sha256/" + "ab" * 32,
+    f"{RUN}/agent.sock",
+    f"{RUN}/console.log",
+)
+HOST = HostInventory("n1", "GenuineIntel", (), (), (), kvm=True, kvm_reason="")
 
 
 def guest(os_cpus: list[int], topology: GuestTopology, **changes: Any) -> GuestPlan:
@@ -36,30 +50,32 @@ def guest(os_cpus: list[int], topology: GuestTopology, **changes: Any) -> GuestP
         memory_mib=3840,
         emulator_cpus=tuple(sorted(os_cpus)),
         emulator_choice="",
+        paths=PATHS,
     )
     return replace(plan, **changes)
 
 
 def spec(plan: GuestPlan, **changes: Any) -> DomainSpec:
-    base = DomainSpec(
-        name="vhpc-42-0-9f3ac1d2-g0",
-        generation=GENERATION,
-        guest=plan,
-        hypervisor="kvm",
-        cpu_vendor="GenuineIntel",
-        libvirt_version=9_000_000,
-        emulator="",
-        kernel=f"{RUN}/kernel",
-        initrd=f"{RUN}/initrd",
-        cmdline="net.ifnames=0",
-        root="/var/lib/vhpc/images/blobs/sha256/" + "ab" * 32,
-        uid=700042,
-        gid=104,
-        agent_socket=f"{RUN}/agent.sock",
-        console_log=f"{RUN}/console.log",
-        shares=(ShareSpec("home", f"{RUN}/fs-home.sock"),),
-    )
-    return replace(base, **changes)
+    """The domain of a guest; changes as in ``changed``."""
+    running = RunningGuest(plan, 700042, (Share("home", "/home/alice", read_only=False, why="home"),))
+    manifest = replace(MANIFEST, cmdline="net.ifnames=0")
+    base = DomainSpec("vhpc-42-0-9f3ac1d2-g0", GENERATION, running, HOST, manifest, 104, 9_000_000)
+    return changed(base, **changes)
+
+
+def changed(base: DomainSpec, **changes: Any) -> DomainSpec:
+    """A domain with other values of its fields, else of the guest, of the files of the guest, and so on."""
+
+    def of(part: Any, **more: Any) -> Any:
+        names = [name for name in changes if name in part.__struct_fields__]
+        return replace(part, **{name: changes.pop(name) for name in names}, **more)
+
+    base = of(base)
+    running, paths = of(base.running), of(base.guest.paths)
+    running = replace(running, plan=of(running.plan, paths=paths))
+    made: DomainSpec = replace(base, running=running, host=of(base.host), manifest=of(base.manifest))
+    assert not changes
+    return made
 
 
 FLAT = guest([2, 3], GuestTopology(1, 1, 2, 1))
@@ -129,20 +145,20 @@ def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
 
 NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64")
 NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
-SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
+SHARES = tuple(Share(tag, f"/{tag}", read_only=False, why="site") for tag in ("home", "work", "scratch"))
 CASES = {
     "kvm-intel": spec(FLAT),
     "kvm-amd-smt2": spec(SMT2, cpu_vendor="AuthenticAMD"),
-    "tcg": spec(FLAT, hypervisor="qemu", cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
+    "tcg": spec(FLAT, kvm=False, cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
     "hugepages-two-cells": spec(TWO_CELLS),
     "preferred-two-cells": spec(PREFERRED_CELLS),
     "devices": spec(DEVICES),
-    "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
+    "shares": spec(FLAT, kvm=False, shares=SHARES),
     "network": spec(replace(FLAT, interface=NIC), mtu=1450),
-    "nat": spec(replace(FLAT, interface=NIC, nat=NAT, paths=GuestPaths(run_dir=RUN)), mtu=1450),
+    "nat": spec(replace(FLAT, interface=NIC, nat=NAT), mtu=1450),
     "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1)), shares=SHARES),
     "disk": spec(FLAT, disk="/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk"),
-    "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
+    "no-shares": spec(FLAT, kvm=False, shares=()),
     "255-vcpus": spec(large(GuestTopology(1, 1, 255, 1))),
     "256-vcpus": spec(large(GuestTopology(2, 1, 64, 2)), cpu_vendor="AuthenticAMD"),
     "256-vcpus-devices": spec(
@@ -154,7 +170,7 @@ CASES = {
             address_bits=40,
         )
     ),
-    "288-vcpus-tcg": spec(large(GuestTopology(2, 1, 72, 2)), hypervisor="qemu", libvirt_version=11_003_000),
+    "288-vcpus-tcg": spec(large(GuestTopology(2, 1, 72, 2)), kvm=False, libvirt_version=11_003_000),
     "512-vcpus": spec(
         large(GuestTopology(2, 1, 128, 2)), cpu_vendor="AuthenticAMD", libvirt_version=11_003_000
     ),

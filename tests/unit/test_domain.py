@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_cases import CASES, DEVICES, FLAT, RUN, SHARES, spec
+from domain_cases import CASES, DEVICES, FLAT, SHARES, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.boot import kernel_cmdline
 from vhpc_slurm.domain.render import render
-from vhpc_slurm.domain.spec import DomainSpec, ShareSpec, format_version
+from vhpc_slurm.domain.spec import DomainSpec, format_version
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import Generation, GuestTopology
 
@@ -254,7 +254,7 @@ def test_hostile_names_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", [*HOSTILE, "a/b"])
 def test_hostile_share_tags_are_refused(text: str) -> None:
     with pytest.raises(NodeError):
-        spec(FLAT, shares=(ShareSpec(text, f"{RUN}/fs.sock"),))
+        spec(FLAT, shares=(replace(SHARES[0], tag=text),))
 
 
 def test_two_shares_with_one_tag_are_refused() -> None:
@@ -264,7 +264,7 @@ def test_two_shares_with_one_tag_are_refused() -> None:
 
 def test_a_socket_path_that_is_too_long_is_refused() -> None:
     path = "/run/" + "a" * 102
-    assert spec(FLAT, agent_socket=path).agent_socket == path
+    assert spec(FLAT, agent_socket=path).guest.paths.agent_socket == path
     with pytest.raises(NodeError, match="at most 107"):
         spec(FLAT, agent_socket=path + "a")
 

@@ -13,20 +13,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from domain_cases import CASES
+from domain_cases import CASES, SHARES, changed
 from placement_rig import host
 
 from vhpc_slurm.domain.render import render
-from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import (
     GuestCell,
     GuestInterface,
+    GuestPaths,
     GuestPlan,
     GuestTopology,
     HostInventory,
     MemoryBinding,
     NatInterface,
+    RunningGuest,
     SiteInterface,
     SitePort,
     VcpuPin,
@@ -95,7 +97,7 @@ def started(libvirt: Libvirt, spec: DomainSpec = LARGE) -> None:
     try:
         libvirt.create(render(spec), 30)
     except DomainRefusedError as err:
-        raise refusal.judge(stand_in, spec, NODE, err) from err
+        raise refusal.judge(stand_in, replace(spec, host=NODE), err) from err
     finally:
         assert libvirt.alive == []
 
@@ -133,7 +135,7 @@ def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
 def test_an_own_image_that_is_refused_is_no_alarm() -> None:
     libvirt: Any = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
     err = DomainRefusedError("cannot start the guest", "internal error: odd", "see QEMU's log")
-    judged = refusal.judge(libvirt, LARGE, NODE, err, own_image=True)
+    judged = refusal.judge(libvirt, replace(LARGE, host=NODE), err, own_image=True)
     assert type(judged) is UserError
     assert "check your image" in judged.line()
 
@@ -194,17 +196,13 @@ def test_a_libvirt_that_is_gone_is_the_nodes_fault() -> None:
 SMALL = CASES["kvm-intel"]
 # Fields of a guest that job or image decide, with what a job may ask for; a new field is added here or below.
 WISHES: dict[str, Any] = {
+    "cmdline": "quiet",
     "kernel": "/run/vhpc/jobs/42/g0/other-kernel",
     "initrd": "/run/vhpc/jobs/42/g0/other-initrd",
-    "cmdline": "quiet",
     "disk": "/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk",
-    "shares": tuple(
-        ShareSpec(tag, f"/run/vhpc/jobs/42/g0/fs-{tag}.sock") for tag in ("home", "work", "data")
-    ),
+    "shares": (*SMALL.running.shares, *SHARES[1:]),
     "mtu": 1450,
     "site_port": SitePort("vhpcs0", "06:00:00:01:00:03", "10.0.0.4/24", 1500),
-}
-GUEST_WISHES: dict[str, Any] = {
     "pins": (*SMALL.guest.pins, VcpuPin(2, 9, 0)),
     "topology": GuestTopology(1, 1, 1, 2),
     "cells": (GuestCell(0, (0, 1), 2048, 0, nodeset=(0,)),),
@@ -228,29 +226,23 @@ GUEST_WISHES: dict[str, Any] = {
     "disk_mount": "/scratch",
 }
 OF_THE_NODE = {
-    *("name", "generation", "hypervisor", "cpu_vendor", "libvirt_version", "emulator", "root", "root_format"),
-    *("uid", "gid", "agent_socket", "console_log", "invariant_tsc", "partition"),
+    *("name", "generation", "host", "manifest", "gid", "libvirt_version", "emulator", "partition"),
+    *("uid", "run_dir", "root", "agent_socket", "console_log", "index", "hostname"),
 }
-GUEST_OF_THE_NODE = {"index", "hostname", "paths"}
 
 
 @pytest.mark.promise("boot.refused")
 def test_each_field_of_a_guest_is_the_jobs_or_the_nodes() -> None:
-    for kind, wishes, of_the_node in (
-        (DomainSpec, WISHES, OF_THE_NODE),
-        (GuestPlan, GUEST_WISHES, GUEST_OF_THE_NODE),
-    ):
-        assert set(kind.__struct_fields__) - {"guest"} == wishes.keys() | of_the_node
-        assert not wishes.keys() & of_the_node
+    kinds = (DomainSpec, RunningGuest, GuestPlan, GuestPaths)
+    names = {name for kind in kinds for name in kind.__struct_fields__} - {"running", "plan", "paths"}
+    assert names | {"cmdline"} == WISHES.keys() | OF_THE_NODE
+    assert not WISHES.keys() & OF_THE_NODE
 
 
 @pytest.mark.promise("boot.refused")
-@pytest.mark.parametrize("name", [*WISHES, *GUEST_WISHES])
+@pytest.mark.parametrize("name", WISHES)
 def test_the_small_guest_keeps_no_wish_of_the_job(name: str) -> None:
-    if name in WISHES:
-        asked = replace(SMALL, **{name: WISHES[name]})
-    else:
-        asked = replace(SMALL, guest=replace(SMALL.guest, **{name: GUEST_WISHES[name]}))
+    asked = changed(SMALL, **{name: WISHES[name]})
     assert asked != SMALL
     assert refusal.smallest(asked) == refusal.smallest(SMALL)
 
@@ -259,12 +251,7 @@ def test_the_small_guest_keeps_no_wish_of_the_job(name: str) -> None:
     ("asked", "part"),
     [
         (CASES["disk"], "devices/disk/target[@dev='vdb']"),
-        (
-            replace(
-                SMALL, guest=replace(SMALL.guest, site=GUEST_WISHES["site"]), site_port=WISHES["site_port"]
-            ),
-            "devices/interface",
-        ),
+        (changed(SMALL, site=WISHES["site"], site_port=WISHES["site_port"]), "devices/interface"),
     ],
     ids=["disk", "site"],
 )

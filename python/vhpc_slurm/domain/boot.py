@@ -55,12 +55,12 @@ def kernel_cmdline(
 
 def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
-    remapping = iommu.needed(spec.guest.topology)
+    guest, paths = spec.guest, spec.guest.paths
     cmdline = kernel_cmdline(
-        spec.cmdline,
-        spec.root_format,
-        remapping=remapping,
-        disk=bool(spec.disk),
-        mounted=bool(spec.guest.disk_mount),
+        spec.manifest.cmdline,
+        spec.manifest.root_format,
+        remapping=iommu.needed(guest.topology),
+        disk=bool(paths.disk),
+        mounted=bool(guest.disk_mount),
     )
-    return BootContext(MACHINE, spec.kernel, spec.initrd, cmdline)
+    return BootContext(MACHINE, paths.kernel, paths.initrd, cmdline)

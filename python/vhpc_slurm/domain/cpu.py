@@ -44,9 +44,9 @@ def _features(spec: DomainSpec) -> tuple[Feature, ...]:
         fast_strings = (Feature("erms", "disable"), Feature("fsrm", "disable"))
         return (*fast_strings, *no_nesting)
     # QEMU leaves topoext off for host-passthrough; an AMD guest then sees no siblings.
-    siblings = (Feature("topoext", "require"),) if spec.cpu_vendor in AMD else ()
+    siblings = (Feature("topoext", "require"),) if spec.host.cpu_vendor in AMD else ()
     # libvirt starts no guest that requires what the host has not: a node that is itself a virtual machine
-    stable = (Feature("invtsc", "require"),) if spec.invariant_tsc else ()
+    stable = (Feature("invtsc", "require"),) if spec.host.invariant_tsc else ()
     return (*stable, *siblings, *no_nesting)
 
 

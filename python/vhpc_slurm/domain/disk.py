@@ -42,7 +42,8 @@ class DiskContext(Record, frozen=True):
 
 def context(spec: DomainSpec) -> DiskContext:
     """The virtio disks ``vda`` and ``vdb``; the kernel numbers them in the order of their slots."""
-    disks = [Disk(spec.root, "vda", slots.DISK, shared=True)]
-    if spec.disk:
-        disks.append(Disk(spec.disk, "vdb", slots.OWN_DISK, shared=False))
+    paths = spec.guest.paths
+    disks = [Disk(paths.root, "vda", slots.DISK, shared=True)]
+    if paths.disk:
+        disks.append(Disk(paths.disk, "vdb", slots.OWN_DISK, shared=False))
     return DiskContext(tuple(disks), min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS)

@@ -24,5 +24,5 @@ class NicContext(Record, frozen=True):
 
 def context(spec: DomainSpec) -> NicContext | None:
     """One interface; None where the job has no network."""
-    found = spec.guest.interface
-    return None if found is None else NicContext(found.tap, found.mac, found.queues, spec.mtu, slots.NIC)
+    found, mtu = spec.guest.interface, spec.running.mtu
+    return None if found is None else NicContext(found.tap, found.mac, found.queues, mtu, slots.NIC)

@@ -48,12 +48,12 @@ def context(spec: DomainSpec) -> PlainContext:
     return PlainContext(
         kvm=spec.kvm,
         emulator=spec.emulator,
-        agent_socket=spec.agent_socket,
+        agent_socket=spec.guest.paths.agent_socket,
         port_name=PORT_NAME,
-        console_log=spec.console_log,
+        console_log=spec.guest.paths.console_log,
         serial_slot=slots.SERIAL,
         serial_ports=SERIAL_PORTS,
         rng_slot=slots.RNG,
-        uid=spec.uid,
+        uid=spec.running.uid,
         gid=spec.gid,
     )

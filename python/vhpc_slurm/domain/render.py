@@ -90,7 +90,7 @@ _ENVIRONMENT = _environment()
 def render(spec: DomainSpec) -> str:
     """libvirt domain XML of one guest, ending in a newline."""
     return _ENVIRONMENT.get_template("domain.xml.j2").render(
-        hypervisor=spec.hypervisor,
+        hypervisor="kvm" if spec.kvm else "qemu",
         domain=_parts(DOMAIN, spec),
         devices=_parts(DEVICES, spec),
         security=_parts(SECURITY, spec),

@@ -8,18 +8,28 @@ would be root on the shared files.
 from __future__ import annotations
 
 from vhpc_slurm.domain import slots
-from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.record import Record
+
+
+class Filesystem(Record, frozen=True):
+    """A virtiofs device: the tag that the guest mounts, its daemon's socket, and its slot; 0: any."""
+
+    tag: str
+    socket: str
+    slot: int
 
 
 class SharesContext(Record, frozen=True):
     """Values of the shares template."""
 
-    shares: tuple[ShareSpec, ...]
-    slots: tuple[int, ...]
+    shares: tuple[Filesystem, ...]
 
 
 def context(spec: DomainSpec) -> SharesContext | None:
     """One device for each share."""
-    places = tuple(slots.share_slot(index) for index in range(len(spec.shares)))
-    return SharesContext(spec.shares, places) if spec.shares else None
+    tags, paths = [share.tag for share in spec.running.shares], spec.guest.paths
+    found = (
+        Filesystem(tag, paths.share_socket(tag), slots.share_slot(index)) for index, tag in enumerate(tags)
+    )
+    return SharesContext(tuple(found)) if tags else None

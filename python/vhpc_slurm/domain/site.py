@@ -10,7 +10,7 @@ from vhpc_slurm.domain.spec import DomainSpec
 
 def context(spec: DomainSpec) -> NicContext | None:
     """One interface; None where the job is not on the bridge, or the guest has no port yet."""
-    found, port = spec.guest.site, spec.site_port
+    found, port = spec.guest.site, spec.running.site_port
     if found is None or port is None:
         return None
     return NicContext(port.tap, port.mac, found.queues, port.mtu, slots.SITE)

@@ -9,10 +9,9 @@ comma or a newline is special.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, SitePort
+from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, HostInventory, ImageManifest, RunningGuest
 from vhpc_slurm.record import Record
 
 LIBVIRT_OLDEST = 9_000_000
@@ -24,15 +23,7 @@ CPU_VENDOR = re.compile(r"[A-Za-z0-9 ]{0,12}", re.ASCII)
 INTERFACE = re.compile(r"[a-z0-9]{1,15}", re.ASCII)
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 ROOT_FORMAT = re.compile(r"[a-z0-9]{1,16}", re.ASCII)
-Hypervisor = Literal["kvm", "qemu"]
 SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
-
-
-class ShareSpec(Record, frozen=True):
-    """A virtiofs device: the tag that the guest mounts, and the socket on which its daemon listens."""
-
-    tag: str
-    socket: str
 
 
 class DomainSpec(Record, frozen=True):
@@ -41,28 +32,16 @@ class DomainSpec(Record, frozen=True):
     Attributes:
         name: libvirt's name of the domain.
         generation: owner of the guest; also the source of the domain's uuid.
-        guest: CPUs, memory and devices, from the node plan.
-        hypervisor: libvirt's domain type: ``kvm``, or ``qemu`` for software emulation (TCG).
-        cpu_vendor: CPU vendor of the host, as in /proc/cpuinfo.
+        running: the guest: CPUs, memory and devices; uid of QEMU; its files.  libvirt changes the owner of
+            kernel and initrd to that uid; they are empty for a guest that never runs.  The root is shared
+            by guests, never written, never relabelled, so all users must be able to read it.
+        host: says whether there is KVM, and which CPU.
+        manifest: has the kernel command line, to which the parameters that every guest needs are added, and
+            the format of the root.
+        gid: host gid of QEMU, the group that may open /dev/kvm.
         libvirt_version: version of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
-        kernel: bzImage copy for this guest only, because libvirt changes its owner to ``uid``; empty for
-            a guest that never runs.
-        initrd: likewise.
-        cmdline: kernel command line of the image; the parameters that every guest needs are added.
-        root: raw image of the root file system; shared by guests, never written, never relabelled,
-            so all users must be able to read it.
-        root_format: file system in ``root``.
-        disk: raw file of its own disk, for changes to the root or for its mount point; empty: it has none.
-        uid: host uid of QEMU.
-        gid: host gid of QEMU, the group that may open /dev/kvm.
-        agent_socket: socket on which QEMU listens for the agent's port.
-        console_log: file to which the guest's serial console is written.
-        shares: virtiofs devices.
-        invariant_tsc: the host has an invariant time stamp counter, which the guest may use.
         partition: control group into which libvirt puts the guest; empty for libvirt's default.
-        mtu: of the interface on the network of the job; 0 leaves it to libvirt.
-        site_port: on the bridge of the site; None leaves the interface out.
 
     Raises:
         UserError: a value from the image is not valid.
@@ -71,31 +50,23 @@ class DomainSpec(Record, frozen=True):
 
     name: str
     generation: Generation
-    guest: GuestPlan
-    hypervisor: Hypervisor
-    cpu_vendor: str
-    libvirt_version: int
-    emulator: str
-    kernel: str
-    initrd: str
-    cmdline: str
-    root: str
-    uid: int
+    running: RunningGuest
+    host: HostInventory
+    manifest: ImageManifest
     gid: int
-    agent_socket: str
-    console_log: str
-    shares: tuple[ShareSpec, ...] = ()
-    root_format: str = "erofs"
-    disk: str = ""
-    invariant_tsc: bool = True
+    libvirt_version: int
+    emulator: str = ""
     partition: str = ""
-    mtu: int = 0
-    site_port: SitePort | None = None
+
+    @property
+    def guest(self) -> GuestPlan:
+        """The plan of the guest."""
+        return self.running.plan
 
     @property
     def kvm(self) -> bool:
-        """Whether the guest runs with hardware virtualization."""
-        return self.hypervisor == "kvm"
+        """Whether the guest runs with hardware virtualization; else in software emulation (TCG)."""
+        return self.host.kvm
 
     def __post_init__(self) -> None:
         if self.libvirt_version < LIBVIRT_OLDEST:
@@ -103,39 +74,40 @@ class DomainSpec(Record, frozen=True):
                 f"libvirt {format_version(self.libvirt_version)} is too old",
                 f"guests need {format_version(LIBVIRT_OLDEST)} or newer",
             )
-        if not CMDLINE.fullmatch(self.cmdline):
+        guest, paths, shares = self.guest, self.guest.paths, self.running.shares
+        if not CMDLINE.fullmatch(self.manifest.cmdline):
             raise UserError("the image's kernel command line is not ASCII text of at most 1800 characters")
-        if not ROOT_FORMAT.fullmatch(self.root_format):
+        if not ROOT_FORMAT.fullmatch(self.manifest.root_format):
             raise UserError("the image's root format is not a file system type")
         _check("domain name", self.name, DOMAIN_NAME)
-        _check("CPU vendor", self.cpu_vendor, CPU_VENDOR)
-        _check("guest hostname", self.guest.hostname, NODE_NAME)
+        _check("CPU vendor", self.host.cpu_vendor, CPU_VENDOR)
+        _check("guest hostname", guest.hostname, NODE_NAME)
         for what, path in (
-            *([("kernel", self.kernel), ("initrd", self.initrd)] if self.kernel or self.initrd else []),
-            ("root", self.root),
-            *([("disk", self.disk)] if self.disk else []),
-            ("console log", self.console_log),
+            *([("kernel", paths.kernel), ("initrd", paths.initrd)] if paths.kernel or paths.initrd else []),
+            ("root", paths.root),
+            *([("disk", paths.disk)] if paths.disk else []),
+            ("console log", paths.console_log),
             *([("emulator", self.emulator)] if self.emulator else []),
             *([("control group", self.partition)] if self.partition else []),
         ):
             check_path(what, path)
-        check_socket("agent socket", self.agent_socket)
-        for share in self.shares:
+        check_socket("agent socket", paths.agent_socket)
+        for share in shares:
             _check("share tag", share.tag, SHARE_TAG)
-            check_socket(f"socket of share {share.tag}", share.socket)
-        if len({share.tag for share in self.shares}) != len(self.shares):
+            check_socket(f"socket of share {share.tag}", paths.share_socket(share.tag))
+        if len({share.tag for share in shares}) != len(shares):
             raise NodeError("two shares of a guest have the same tag")
-        for device in self.guest.devices:
+        for device in guest.devices:
             _check(device.traits.key_name, device.key, device.traits.key_form)
-        if self.guest.interface is not None:
-            _check("interface", self.guest.interface.tap, INTERFACE)
-            _check("MAC address", self.guest.interface.mac, MAC)
-        if self.guest.nat is not None:
-            _check("MAC address", self.guest.nat.mac, MAC)
-            check_socket("socket of passt", self.guest.paths.nat_socket)
-        if self.uid <= 0 or self.gid <= 0:
+        if guest.interface is not None:
+            _check("interface", guest.interface.tap, INTERFACE)
+            _check("MAC address", guest.interface.mac, MAC)
+        if guest.nat is not None:
+            _check("MAC address", guest.nat.mac, MAC)
+            check_socket("socket of passt", paths.nat_socket)
+        if self.running.uid <= 0 or self.gid <= 0:
             raise NodeError(
-                f"QEMU would run as {self.uid}:{self.gid}",
+                f"QEMU would run as {self.running.uid}:{self.gid}",
                 "uid and gid must not be root's",
                 "see guests.uid_base",
             )

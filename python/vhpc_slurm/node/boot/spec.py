@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from vhpc_slurm.config import Guests
-from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import HostInventory, ImageIdentity, NodePlan, RunningGuest
 from vhpc_slurm.node.host import accounts
 from vhpc_slurm.node.store.layout import domain_name
@@ -32,28 +32,14 @@ def domain_spec(
         UserError: a value that comes from the image is not acceptable.
         NodeError: any other value is not, or the group of QEMU does not exist.
     """
-    guest, paths = running.plan, running.plan.paths
     return DomainSpec(
-        name=domain_name(plan.generation, guest.index),
+        name=domain_name(plan.generation, running.plan.index),
         generation=plan.generation,
-        guest=guest,
-        hypervisor="kvm" if host.kvm else "qemu",
-        cpu_vendor=host.cpu_vendor,
-        invariant_tsc=host.invariant_tsc,
+        running=running,
+        host=host,
+        manifest=image.manifest,
+        gid=accounts.group_id(config.qemu_group),
         libvirt_version=libvirt_version,
         emulator=config.emulator,
-        kernel=paths.kernel,
-        initrd=paths.initrd,
-        root=paths.root,
-        disk=paths.disk,
-        root_format=image.manifest.root_format,
-        cmdline=image.manifest.cmdline,
-        uid=running.uid,
-        gid=accounts.group_id(config.qemu_group),
-        agent_socket=paths.agent_socket,
-        console_log=paths.console_log,
-        shares=tuple(ShareSpec(share.tag, paths.share_socket(share.tag)) for share in running.shares),
         partition=plan.partition,
-        mtu=running.mtu,
-        site_port=running.site_port,
     )

@@ -128,11 +128,11 @@ def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:
         Domain().take(
             work.journal,
             spec.name,
-            spec.uid,
+            spec.running.uid,
             lambda: work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch),
         )
     except UserError:
-        for ref in process.of_uid(spec.uid):
+        for ref in process.of_uid(spec.running.uid):
             process.end(ref)  # libvirt waits for it
         raise
     except DomainRefusedError as err:
@@ -143,4 +143,4 @@ def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:
 
 
 def _judged(work: Boot, spec: DomainSpec, err: DomainRefusedError) -> NodeError | UserError:
-    return refusal.judge(work.hypervisor, spec, work.host, err, own_image=work.image.ref.own)
+    return refusal.judge(work.hypervisor, spec, err, own_image=work.image.ref.own)

@@ -14,10 +14,9 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vhpc_slurm.domain.boot import MACHINE
-from vhpc_slurm.domain.spec import Hypervisor as Kind
 from vhpc_slurm.errors import NodeError, TeardownError
 
 T = TypeVar("T")
@@ -103,7 +102,7 @@ class Hypervisor:
         """libvirt's capabilities XML."""
         return str(self._call("ask libvirt's capabilities", self._timeout_s, self._conn.getCapabilities))
 
-    def most_vcpus(self, kind: Kind, emulator: str = "") -> int:
+    def most_vcpus(self, kind: Literal["kvm", "qemu"], emulator: str = "") -> int:
         """How many vCPUs the installed QEMU, and with KVM this kernel, give a guest at most.
 
         Source: https://libvirt.org/formatdomaincaps.html, ``vcpu``.

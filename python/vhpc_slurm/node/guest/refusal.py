@@ -23,7 +23,7 @@ from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, VcpuPin
+from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, RunningGuest, VcpuPin
 from vhpc_slurm.node.guest import capabilities
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
 
@@ -91,19 +91,13 @@ def check_vcpus(
 
 
 def judge(
-    hypervisor: Hypervisor,
-    spec: DomainSpec,
-    host: HostInventory,
-    err: DomainRefusedError,
-    *,
-    own_image: bool = False,
+    hypervisor: Hypervisor, spec: DomainSpec, err: DomainRefusedError, *, own_image: bool = False
 ) -> NodeError | UserError:
     """Decide whether the job or the node caused the refusal of a guest.
 
     Args:
         hypervisor: libvirt.
         spec: the guest.
-        host: this node.
         err: the refusal.
         own_image: the image is of the user's own catalogue: no operator can repair it, and its user can
             have it refused at will.
@@ -112,28 +106,30 @@ def judge(
         When libvirt and QEMU start another guest: RefusedGuestError, or UserError for an own image.
         Otherwise the node's error.
     """
+    node = spec.host.node
     if LACKS.search(err.why):
         return err
     try:
-        odd = capabilities.differences(host, capabilities.parse(hypervisor.capabilities()))
+        odd = capabilities.differences(spec.host, capabilities.parse(hypervisor.capabilities()))
         if odd:
             return NodeError(err.what, f"{err.why}; {odd[0]}", "restart libvirtd")
         small = smallest(spec)
         hypervisor.check(render(small))
         # no daemon serves this one's shares
-        hypervisor.create(render(replace(small, shares=())), SMALLEST_START_S, paused=True)
+        alone = replace(small, running=replace(small.running, shares=()))
+        hypervisor.create(render(alone), SMALLEST_START_S, paused=True)
         hypervisor.destroy(spec.name)
     except NodeError as other:
-        return NodeError(f"no guest starts on {host.node}", other.why, other.hint)
+        return NodeError(f"no guest starts on {node}", other.why, other.hint)
     said = _QEMU.findall(err.why)
     cause = f"QEMU: {said[-1].strip()}" if said else err.why
     if own_image:
         return UserError(
-            f"the guest of this job does not start on {host.node}",
+            f"the guest of this job does not start on {node}",
             f"libvirt or QEMU refuses it, and starts others there: {cause}",
             "check your image, its kernel first, or ask for fewer CPUs per node",
         )
-    return RefusedGuestError(host.node, cause)
+    return RefusedGuestError(node, cause)
 
 
 def smallest(spec: DomainSpec) -> DomainSpec:
@@ -141,27 +137,18 @@ def smallest(spec: DomainSpec) -> DomainSpec:
 
     What stays is the node's: its QEMU and libvirt, users, files and sockets, and its copy of the root.
     """
-    guest = spec.guest
-    pin = guest.pins[0]
-    cell = guest.cells[0]
-    return replace(
-        spec,
-        kernel="",
-        initrd="",
-        cmdline="",
-        disk="",
-        shares=spec.shares[:1],
-        mtu=0,
-        site_port=None,
-        guest=GuestPlan(
-            guest.index,
-            guest.hostname,
-            pins=(VcpuPin(0, pin.os_cpu, 0),),
-            topology=GuestTopology(1, 1, 1, 1),
-            cells=(GuestCell(0, (0,), SMALLEST_MIB, cell.host_cell),),
-            memory_mib=SMALLEST_MIB,
-            emulator_cpus=(pin.os_cpu,),
-            emulator_choice="",
-            paths=guest.paths,
-        ),
+    guest, paths = spec.guest, spec.guest.paths
+    pin, cell = guest.pins[0], guest.cells[0]
+    plan = GuestPlan(
+        guest.index,
+        guest.hostname,
+        pins=(VcpuPin(0, pin.os_cpu, 0),),
+        topology=GuestTopology(1, 1, 1, 1),
+        cells=(GuestCell(0, (0,), SMALLEST_MIB, cell.host_cell),),
+        memory_mib=SMALLEST_MIB,
+        emulator_cpus=(pin.os_cpu,),
+        emulator_choice="",
+        paths=replace(paths, kernel="", initrd="", disk=""),
     )
+    running = RunningGuest(plan, spec.running.uid, spec.running.shares[:1])
+    return replace(spec, running=running, manifest=replace(spec.manifest, cmdline=""))
