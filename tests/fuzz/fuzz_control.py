@@ -14,6 +14,7 @@ from vhpc_slurm.node.guest import usage
 from vhpc_slurm.node.guest.channel import GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys, reach
 from vhpc_slurm.node.guest.wire import ChannelError
+from vhpc_slurm.node.host.accounts import Account
 
 NIC = GuestInterface("vhpc1g0", "06:00:00:01:00:00", 1, "10.200.0.1/16", "fd00::1/64")
 KEYS = SshKeys("HOST", "host", "USER", "user")
@@ -33,7 +34,7 @@ def one_input(data: bytes) -> None:
         channel = GuestChannel(host, TIMEOUT_S)
         with contextlib.suppress(ChannelError):
             channel.hello()
-            channel.identity("n1", name="alice", uid=2001, gid=2001)
+            channel.identity("n1", Account("alice", 2001, 2001, "", "/", "/bin/sh", ()))
             channel.disk("/scratch", 2001, 2001)
             channel.mount("home", "/home")
             channel.fabric((0x9000, 0x7FFF), (0x02CC100000000000,), 1.0)

@@ -16,6 +16,7 @@ from pace import limit
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.guest import wire
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
+from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store import statefile
 
 if TYPE_CHECKING:
@@ -91,16 +92,9 @@ def test_control_operations_answer(guest: Guest) -> None:
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         assert channel.hello().kernel == os.uname().release
         assert channel.ping() < 5
-        channel.identity(
-            "n1",
-            hosts=["10.0.0.1 n1"],
-            name="alice",
-            uid=2001,
-            gid=2001,
-            home="/home/alice",
-            groups=[("alice", 2001), ("project", 4000)],
-            commands=["srun"],
-        )
+        groups = (("alice", 2001), ("project", 4000))
+        account = Account("alice", 2001, 2001, "", "/home/alice", "/bin/sh", groups)
+        channel.identity("n1", account, hosts=["10.0.0.1 n1"], commands=["srun"])
         channel.mount("home", "/home/alice")
         channel.disk("/scratch", 2001, 2001)
         info = channel.ready()

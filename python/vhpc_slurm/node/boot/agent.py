@@ -92,24 +92,18 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
     Raises:
         UserError: the image's agent does not do it, or the guest's InfiniBand is not isolated.
     """
-    guest, account, config = started.guest.plan, work.account, work.layout.config
+    guest, config = started.guest.plan, work.layout.config
     timeout_s = float(config.guests.stage_timeout_s)
     try:
         if guest.disk_mount:
             _mount_disk(work, guest.disk_mount, channel, timeout_s)
         channel.identity(
-            hostname=guest.hostname,
+            guest.hostname,
+            work.account,
             hosts=hosts(
                 guest.hostname,
                 (*(work.lease.network.addresses if guest.port_guids else ()), *segment_names(work.lease)),
             ),
-            name=account.name,
-            uid=account.uid,
-            gid=account.gid,
-            gecos=account.gecos,
-            home=account.home,
-            shell=account.shell,
-            groups=account.groups,
             timezone=timezone.of_host(),
             commands=config.host.commands,
             timeout_s=timeout_s,

@@ -36,6 +36,7 @@ from vhpc_slurm.node.guest.wire import (
     put,
     text,
 )
+from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.timezone import TimeZone
 
 __all__ = [
@@ -160,14 +161,9 @@ class GuestChannel:
     def identity(
         self,
         hostname: str,
+        account: Account | None = None,
+        *,
         hosts: Sequence[str] = (),
-        name: str | None = None,
-        uid: int = 0,
-        gid: int = 0,
-        gecos: str = "",
-        home: str = "/",
-        shell: str = "/bin/sh",
-        groups: Sequence[tuple[str, int]] = (),
         timezone: TimeZone | None = None,
         commands: Sequence[str] = (),
         timeout_s: float | None = None,
@@ -176,16 +172,10 @@ class GuestChannel:
 
         Args:
             hostname: Slurm's node name.
+            account: of the job's user, who gets a home if it does not exist, /bin/sh where the image lacks
+                the shell, and sudo without password.  Groups without a name get no entry in the guest's
+                group file.  None: no account.
             hosts: lines for /etc/hosts, without line ends.
-            name: the job's user as getpwuid has him, with uid, gid, gecos, home and shell: gets an
-                account, a home if it does not exist, and sudo without password.  None: no account.
-            uid: his uid, not 0.
-            gid: his primary group.
-            gecos: his full name, without colons and control characters.
-            home: absolute path.
-            shell: login shell; /bin/sh where the image lacks it.
-            groups: (name, gid) of the user's groups, his primary one included; those without a name get
-                no entry in the guest's group file.
             timezone: of the node; None leaves the image's.
             commands: names of commands that the guest may run on the host.
             timeout_s: deadline; default is connect()'s.
@@ -196,20 +186,20 @@ class GuestChannel:
         """
         body = [put(Tag.HOSTNAME, hostname)]
         body += [put(Tag.HOSTS_LINE, line) for line in hosts]
-        if name is not None:
+        if account is not None:
             body += [
-                put(Tag.USER_NAME, name),
-                put(Tag.USER_UID, uid),
-                put(Tag.USER_GID, gid),
-                put(Tag.USER_GECOS, gecos),
-                put(Tag.USER_HOME, home),
-                put(Tag.USER_SHELL, shell),
+                put(Tag.USER_NAME, account.name),
+                put(Tag.USER_UID, account.uid),
+                put(Tag.USER_GID, account.gid),
+                put(Tag.USER_GECOS, account.gecos),
+                put(Tag.USER_HOME, account.home),
+                put(Tag.USER_SHELL, account.shell),
             ]
-        body += [
-            put(Tag.GROUP, struct.pack("<I", group_id) + os.fsencode(group))
-            for group, group_id in groups
-            if group
-        ]
+            body += [
+                put(Tag.GROUP, struct.pack("<I", gid) + os.fsencode(group))
+                for group, gid in account.groups
+                if group
+            ]
         if timezone is not None:
             body += [put(Tag.TIMEZONE, timezone.name), put(Tag.ZONE_DATA, timezone.data)]
         body += [put(Tag.COMMAND, command) for command in commands]
