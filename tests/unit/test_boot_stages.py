@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from boot_rig import NODE, SHARES, Agent, BootRig, StillHelpers, boot_layout, connect, prepared, run
+from domain_cases import DEVICES
 from stepd import needs_root
 
 from vhpc_slurm.cli.host import plan as cli_plan
@@ -19,7 +20,7 @@ from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import RunningGuest
 from vhpc_slurm.node import plan as node_plan
-from vhpc_slurm.node.boot import agent, diagnose, sequence, start
+from vhpc_slurm.node.boot import agent, diagnose, reserve, sequence, start
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.state import Started
 from vhpc_slurm.node.guest import channel as guest_channel
@@ -69,6 +70,19 @@ def test_a_plan_carries_deadlines_paths_and_shares(rig: BootRig) -> None:
     assert (guest.paths.run_dir, guest.paths.console_log) == (str(run_dir), str(run_dir / "console.log"))
     root = rig.work.image.manifest.root.sha256
     assert guest.paths.root == f"{rig.work.layout.config.images.store}/blobs/sha256/{root}"
+
+
+def test_guests_start_by_the_plan_whose_devices_were_bound(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is made again if devices turn out to be unfit."""
+    bound, (guest,) = rig.work.plan, rig.work.plan.guests
+    rig.change(plan=replace(bound, guests=(replace(guest, devices=DEVICES.devices[:1]),)))
+    monkeypatch.setattr(reserve, "take_devices", lambda _work: bound)
+    connect(monkeypatch, Agent())
+    node = run(rig)
+    assert (node.plan, [one.plan for one in node.guests]) == (bound, [guest])
+    assert "<hostdev" not in rig.hypervisor.domains[0]
 
 
 # --- what is announced ------------------------------------------------------------------

@@ -137,10 +137,10 @@ def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:
         raise
     except DomainRefusedError as err:
         # with QEMU its daemons have ended
-        raise helpers.disturbed() or helpers.exhausted() or _judged(work, spec, err) from err
+        raise (
+            helpers.disturbed()
+            or helpers.exhausted()
+            or refusal.judge(work.hypervisor, spec, err, own_image=work.image.ref.own)
+        ) from err
     except NodeError as err:
         raise helpers.disturbed() or helpers.exhausted() or helpers.ended() or err from err
-
-
-def _judged(work: Boot, spec: DomainSpec, err: DomainRefusedError) -> NodeError | UserError:
-    return refusal.judge(work.hypervisor, spec, err, own_image=work.image.ref.own)
