@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.model import (
     Generation,
     HostInventory,

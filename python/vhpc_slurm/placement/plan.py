@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
-from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.model import (
     GuestPlan,
