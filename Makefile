@@ -10,6 +10,8 @@ PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITE  ?= trixie
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
+# Tests import helpers of their own folder and of tests/unit/support.
+UNIT_FOLDERS = $$(git ls-files 'tests/unit/*.py' | xargs dirname | sort -u | paste -sd:)
 JOBS   ?= $(shell echo $$((1 + 2 * $$(nproc))))
 UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/in-memory-tmp scripts/tests unit $(JOBS) -q --dist loadgroup
 
@@ -55,9 +57,9 @@ types: deps ## mypy --strict
 	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py scripts/plain_english.py
 	for script in check pace release slow steady tidy; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
-	MYPYPATH=bench:python:tests:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
+	MYPYPATH=bench:python:tests:$(UNIT_FOLDERS):. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
-	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:bench:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
+	    MYPYPATH=python:tests:$(UNIT_FOLDERS):tests/fuzz:tests/$$part:bench:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
 .PHONY: unit-programs

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Limits that the plugin shares with the hooks, which are Python: a value that the plugin accepts
- * must be one that the hooks accept.  tests/unit/test_shared_constants.py compares the two.  Limits
- * of an option are in its declaration (options.h).
+ * must be one that the hooks accept.  tests/unit/rules/test_shared_constants.py compares the two.
+ * Limits of an option are in its declaration (options.h).
  */
 #ifndef VHPC_SPANK_BOUNDS_H
 #define VHPC_SPANK_BOUNDS_H

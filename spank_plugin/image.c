@@ -55,7 +55,7 @@ static bool is_digest(const char *text)
 
 bool vhpc_is_source(const char *text)
 {
-    /* KINDS of vhpc_slurm.importing.source; tests/unit/test_import_cached.py compares them */
+    /* as KINDS of vhpc_slurm.importing.source (tests/unit/importing/test_import_cached.py) */
     static const char *const kinds[] = {
         "oci", "oci-archive", "docker-archive", "tar", "dir", "qcow2", "raw", "vmdk"};
     const char *colon = strchr(text, ':');

@@ -8,7 +8,7 @@
 /*
  * True if a disk may be mounted there: an absolute path in its shortest form, of plain characters,
  * outside of the guest's own system and of homes.  On false, why says what is expected.
- * vhpc_slurm.config.disks has the same rules; tests/unit/test_shared_constants.py compares them.
+ * vhpc_slurm.config.disks has the same rules (tests/unit/rules/test_shared_constants.py).
  */
 bool vhpc_mount_point_check(const char *path, const char **why);
 

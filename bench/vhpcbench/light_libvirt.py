@@ -7,7 +7,7 @@ connection to the test driver does with a domain what libvirt's QEMU driver does
 - libvirt reads the domain's whole XML, as one of type `test`, the only type that this driver has;
 - a socket listens at the path of the agent's channel when ``createXML`` returns;
 - the guest's agent answers there. It is vhpc's own agent with --no-system, as in the unit tests of the
-  guest channel (tests/unit/guest_rig.py): it runs the job's programs on the node itself.
+  guest channel (tests/unit/support/guest_rig.py): it runs the job's programs on the node itself.
 
 There is no QEMU, so what a guest costs to boot and to run is missing. Domains of the test driver end with
 the process that has made them, so this module keeps a file for each in REGISTRY; a domain runs while its

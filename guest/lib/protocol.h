@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Numbers of the guest channel; docs/guest-protocol.md defines them. Python has the same in the
- * node library's wire.py; tests/unit/test_shared_constants.py compares them.
+ * node library's wire.py; tests/unit/rules/test_shared_constants.py compares them.
  *
  * One protocol runs on three connections: vhpc-run (or root's control client) to vhpc-shim over a
  * unix socket, vhpc-shim to vhpc-agent over virtio-serial, and, in the guest, command client to

@@ -8,6 +8,7 @@ import io
 import re
 import tarfile
 from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 from machine import ROOT, Machine
@@ -30,12 +31,18 @@ tarfile.open(fileobj=io.BytesIO(data)).extractall(sys.argv[1], filter="data")
 FOLDER, PYTHON = "/run/vhpc-test-tunnel", "/opt/vhpc/bin/python"
 
 
+def unit_file(name: str) -> Path:
+    """A file of tests/unit, in whichever folder."""
+    (path,) = (ROOT / "tests/unit").rglob(name)
+    return path
+
+
 def archive() -> str:
     """The tests and pytest, as one line."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name in FILES:
-            tar.add(ROOT / "tests/unit" / name, name)
+            tar.add(unit_file(name), name)
         for name in DISTRIBUTIONS:
             for path in distribution(name).files or ():
                 if "__pycache__" not in path.parts and ".." not in path.parts:
@@ -55,5 +62,5 @@ def test_encrypted_job_networks_on_a_kernel_with_wireguard(quiet: Machine) -> No
     assert done.code == 0, done.out
     counted = re.search(r"(\d+) passed in", done.out)
     assert counted, done.out[-2000:]
-    tests = (ROOT / "tests/unit" / MODULE).read_text(encoding="utf-8")
+    tests = unit_file(MODULE).read_text(encoding="utf-8")
     assert int(counted[1]) >= len(re.findall(r"^def test_", tests, re.MULTILINE)), "none is skipped"

@@ -249,7 +249,7 @@ def test_guests_with_a_key_end_when_nothing_closes_the_fabric(lab: Lab) -> None:
 
 # --- tables behind OpenSM's back ------------------------------------------------------------------
 
-SMP_SET = (Path(__file__).parents[1] / "unit" / "smp_set.py").read_text()
+SMP_SET = (Path(__file__).parents[1] / "unit/support/smp_set.py").read_text()
 
 
 def write_table(lab: Lab, guid: int, *entries: int) -> None:

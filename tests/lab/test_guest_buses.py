@@ -31,7 +31,7 @@ exec timeout 90 qemu-system-x86_64 -machine q35 -accel tcg -m 512 -nodefaults -d
 
 @pytest.mark.promise("devices.nccl")
 def test_buses_behind_ports_follow_the_plans_order(lab: Lab) -> None:
-    """What ``nccl.guest_address`` goes by; ``unit/test_nccl_topology.py`` has the same three addresses."""
+    """What ``nccl.guest_address`` goes by; ``test_nccl_topology.py`` has the same three addresses."""
     said = lab.run("n1", "sh", "-s", stdin=SCRIPT, check=False, timeout=120).out
     found = {device: address for address, device in re.findall(r"pci (\S+): \[1af4:(\w+)\] type 00", said)}
     assert found == {"1044": "0000:fc:00.0", "1045": "0000:fd:00.0", "1043": "0000:ff:00.0"}, said[-2000:]

@@ -3,8 +3,8 @@
 
 The plugin has a parser for each of them in C (in ``spank_plugin/options.c``, with the name of the class),
 with the same declared limits. It checks values at submission; this module checks them again on the
-controller, because users may have changed them. ``tests/unit/test_shared_options.py`` gives both the same
-texts.
+controller, because users may have changed them. ``tests/unit/rules/test_shared_options.py`` gives both the
+same texts.
 """
 # Decision: Options of sbatch are declared in Python and parsed twice
 

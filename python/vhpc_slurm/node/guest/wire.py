@@ -48,7 +48,7 @@ class ChannelRefusedError(ChannelError):
         self.errno = errno
 
 
-# The numbers below are those of guest/lib/protocol.h; tests/unit/test_shared_constants.py compares them.
+# The numbers are those of guest/lib/protocol.h; tests/unit/rules/test_shared_constants.py compares them.
 
 
 class FrameType(IntEnum):

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agent and shim over a socketpair, as fixture ``guest``: the channel's real programs, no guest between them.
+
+What passes here has gone through vhpc-run, vhpc-shim and vhpc-agent; only the
+virtio-serial port is a socket, and the agent changes nothing of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+WAIT_S = 30
+
+
+def built() -> Path | None:
+    """Where vhpc-agent, -shim and -run were built: the newest build, plain ones first."""
+    named = os.environ.get("VHPC_GUEST_BIN")
+    agents = sorted(ROOT.glob("build/**/vhpc-agent"), key=lambda path: -path.stat().st_mtime)
+    places = [Path(named)] if named else [path.parent for path in agents]
+    sound = [
+        p for p in places if all((p / name).is_file() for name in ("vhpc-agent", "vhpc-shim", "vhpc-run"))
+    ]
+    return next((p for p in sound if "asan" not in str(p)), sound[0] if sound else None)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = built()
+    if found is not None:
+        return found
+    if shutil.which("cmake") is None:
+        pytest.skip("guest/ is not built and cmake is not there")
+    build = tmp_path_factory.mktemp("guest-build")
+    options = ["-DBUILD_TESTING=OFF", "-DCMAKE_BUILD_TYPE="]
+    subprocess.run(["cmake", "-S", ROOT / "guest", "-B", build, *options], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
+    return build
+
+
+class Guest:
+    """A shim and an agent of our own, and ways to run programs in the 'guest'."""
+
+    def __init__(
+        self, programs: Path, folder: Path, agent: bool = True, watched: tuple[int, ...] = ()
+    ) -> None:
+        self.console = folder / "console.log"
+        self.bin, self.folder, self.socket = programs, folder, folder / "run.sock"
+        self.sysfs = folder / "sys"
+        self.call_socket = folder / "call.sock"
+        self.topology = folder / "topology.xml"
+        self.agent_end, shim_end = socket.socketpair()
+        self.agent: subprocess.Popen[bytes] | None = None
+        with shim_end, socket.socket(socket.AF_UNIX) as listener, self.console.open("wb+") as said:
+            listener.bind(str(self.socket))
+            listener.listen(64)
+            fds = (shim_end.fileno(), listener.fileno(), said.fileno())
+            self.shim = subprocess.Popen(
+                [
+                    programs / "vhpc-shim",
+                    f"--agent-fd={fds[0]}",
+                    f"--listen-fd={fds[1]}",
+                    f"--uid={os.getuid()}",
+                    f"--console-fd={fds[2]}",
+                    "--console-keep=64",
+                    *(f"--watch-fd={fd}" for fd in watched),
+                ],
+                pass_fds=(*fds, *watched),
+            )
+        if agent:
+            self.start_agent()
+
+    def start_agent(self) -> None:
+        fd = self.agent_end.fileno()
+        args = ["--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}", f"--sysfs={self.sysfs}"]
+        args.append(f"--topology-file={self.topology}")
+        self.agent = subprocess.Popen([self.bin / "vhpc-agent", *args], pass_fds=(fd,))
+        self.agent_end.close()
+
+    def env(self, **more: str) -> dict[str, str]:
+        own = {"VHPC_RUN_SOCKET": str(self.socket), "VHPC_CALL_SOCKET": str(self.call_socket)}
+        return {**os.environ, **own, **more}
+
+    def run(self, *argv: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+        command = [str(self.bin / "vhpc-run"), "--", *argv]
+        return subprocess.run(
+            command, input=stdin, env=self.env(**env), capture_output=True, timeout=WAIT_S, check=False
+        )
+
+    def popen(self, *argv: str, **env: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [str(self.bin / "vhpc-run"), "--", *argv],
+            env=self.env(**env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def close(self) -> None:
+        self.agent_end.close()
+        self.shim.terminate()
+        self.shim.wait(WAIT_S)
+        if self.agent is not None:
+            self.agent.wait(WAIT_S)
+
+
+@pytest.fixture
+def guest(programs: Path, tmp_path: Path) -> Iterator[Guest]:
+    it = Guest(programs, tmp_path)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def late_guest(programs: Path, tmp_path: Path) -> Iterator[Guest]:
+    """A guest whose agent is not there yet; start_agent() brings it up."""
+    it = Guest(programs, tmp_path, agent=False)
+    yield it
+    it.close()
