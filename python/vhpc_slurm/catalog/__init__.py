@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: what a manifest may say, and the catalogues in which images are published.
+"""Images: the format of manifests, and the catalogues in which images are published.
 
-Decides what a name means now and whether a manifest is acceptable. Starts nothing,
-knows neither nodes nor jobs. ``manifest`` has the format and touches no file; ``port`` is what
-readers ask, ``folder`` and ``own`` implement it, ``choice`` says which one has an image; ``edit``
-and ``publish`` change folders. Used by vhpcd (names to digests), by nodes (through the lease) and
-by the ``vhpc`` command.
+Decides which digest a name has now and whether a manifest is acceptable. It starts nothing and
+does not know nodes or jobs. ``manifest`` has the format and touches no file; ``port`` is the
+interface for readers, ``folder`` and ``own`` implement it, ``choice`` decides which one has an
+image; ``edit`` and ``publish`` change folders. Used by vhpcd (names to digests), by nodes
+(through the lease) and by the ``vhpc`` command.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text form of OpenSSH's signatures (PROTOCOL.sshsig), several of which are in one file."""
+"""The text form of OpenSSH's signatures (PROTOCOL.sshsig); a file may have several of them."""
 
 from __future__ import annotations
 

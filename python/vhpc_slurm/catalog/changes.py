@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all changes to a catalogue need: its lock, the caller's errors, and a folder to work in."""
+"""Shared code of all changes to a catalogue: its lock, the caller's errors, and a folder to work in."""
 
 from __future__ import annotations
 

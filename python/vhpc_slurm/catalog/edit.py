@@ -32,7 +32,7 @@ UNFINISHED_FILE = re.compile(r"\.new-")
 
 @dataclass(frozen=True)
 class Removal:
-    """What ``collect`` deletes, or would delete; size in bytes.
+    """An image or file that ``collect`` deletes, or would delete; size in bytes.
 
     ``kind`` is manifest, blob, signature, or file (an unfinished one of a killed publisher).
     """
@@ -76,7 +76,7 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
 
 
 def remove(catalog: Path, ref: ImageRef) -> str:
-    """Remove a name; returns the digest to which it pointed, empty if it had none.
+    """Remove a name; returns the digest that it pointed to, empty if it had none.
 
     Manifest and blobs stay until ``collect``.
 
@@ -170,7 +170,7 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
 
 
 def _time_left(catalog: Path, digest: str, named: set[str], keep_s: float, *, dry_run: bool) -> float | None:
-    """Seconds for which an image without a name is kept, 0: it is to be deleted; None: it has a name."""
+    """Seconds for which an image without a name is still kept; 0: delete it now; None: it has a name."""
     mark = catalog / "unnamed" / "sha256" / digest.removeprefix("sha256:")
     since = time.time()
     if digest in named:
@@ -190,7 +190,7 @@ def _time_left(catalog: Path, digest: str, named: set[str], keep_s: float, *, dr
 
 
 def _named(catalog: Path) -> set[str]:
-    """Digests to which names point."""
+    """Digests that names point to."""
     found, folder = set(), FolderCatalog(catalog)
     for ref in folder.refs():
         # a name that is a link to nothing, or a folder, points to no image

@@ -52,7 +52,7 @@ class FolderCatalog(Catalog):
             raise self._unreadable(err) from err
 
     def digest_of(self, ref: ImageRef) -> str:
-        """What a name points to; empty if it is not a digest."""
+        """The digest that a name points to; empty if it does not point to a digest."""
         try:
             return self.pointed(ref)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -137,7 +137,7 @@ class Chunks(Strict, frozen=True):
 
 
 class Process(Strict, frozen=True):
-    """What the image would start, as the configuration of an OCI image says it; empty: nothing said."""
+    """The command of an OCI image, from its configuration; empty if the configuration has none."""
 
     entrypoint: Arguments
     arguments: Arguments
@@ -194,7 +194,7 @@ class _AnySchema(msgspec.Struct):
 
 
 def decode_manifest(raw: bytes) -> ImageManifest:
-    """What a lease carries of a manifest; ValueError if vhpc could not boot the image as described."""
+    """The parts of a manifest that a lease carries; ValueError if vhpc cannot boot the image as described."""
     return _for_lease(decode_whole(raw))
 
 

@@ -31,7 +31,7 @@ NAMES_MAX = 1000
 
 
 class Owner(Record, frozen=True):
-    """The user to whom a catalogue belongs."""
+    """The user who owns a catalogue."""
 
     name: str
     uid: int
@@ -110,7 +110,7 @@ class OwnCatalog(Catalog):
 
     @contextlib.contextmanager
     def _below(self, above: int, part: str, path: Path | None = None) -> Iterator[int]:
-        """A folder of the owner; errors name ``path``, to which it leads. OSError if it is a link."""
+        """A folder of the owner; errors name ``path``. OSError if it is a link."""
         fd = os.open(part, FOLDER, dir_fd=above)
         try:
             self._check_owner(fd, path or self._folder / part)

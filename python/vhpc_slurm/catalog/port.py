@@ -52,7 +52,7 @@ class Catalog(ABC):
     """
 
     repair = "publish it again"
-    """What the owner of a broken image does."""
+    """The owner's command or action that repairs a broken image."""
 
     @abstractmethod
     def refs(self) -> Iterable[ImageRef]:
@@ -60,7 +60,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def digest_of(self, ref: ImageRef) -> str:
-        """What a name points to; not a digest if the image is broken. UnknownImageError: no such name."""
+        """The digest of a name; another text if the image is broken. UnknownImageError: no such name."""
 
     @abstractmethod
     def manifest_of(self, digest: str, image: str) -> bytes:
@@ -99,7 +99,7 @@ class Catalog(ABC):
         return identity(ref, digest, raw)
 
     def load_manifest(self, digest: str, image: str = "") -> ImageManifest:
-        """What a lease carries of the manifest with a digest; arguments and errors as ``read_manifest``."""
+        """The parts of a manifest that a lease carries; arguments and errors as ``read_manifest``."""
         return _decoded(self._checked(digest, image or digest), image or digest)
 
     def read_manifest(self, digest: str, image: str = "") -> Manifest:
@@ -144,8 +144,9 @@ class Catalog(ABC):
     def labels(self, image: ImageIdentity) -> list[str]:
         """Names under which an image is known, as NAME:TAG.
 
-        An image that was found by its name has this one; one that was found by its digest, all that
-        point to the digest now, since the name that was written beside it may be any.
+        An image that was found by its name has this name. An image that was found by its digest has
+        all names that point to the digest now, because the name that was given with the digest is
+        not checked.
         """
         if not image.ref.digest:
             return [image.ref.label]

@@ -27,7 +27,7 @@ FOLDERS = ("blobs/sha256", "manifests/sha256", "names")
 
 @dataclass(frozen=True)
 class Published:
-    """The digest to which a name points; ``changed``: whether this call changed it."""
+    """The digest that a name points to; ``changed``: whether this call changed it."""
 
     digest: str
     changed: bool
