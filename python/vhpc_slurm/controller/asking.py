@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of a client to the hosts with a vhpcd: one that does not answer holds nobody up.
+"""Connections of a client to the hosts with a vhpcd; a host that does not answer delays no other.
 
 With several hosts a client asks them in order. One that says nothing may be frozen, or at work:
 its connection stays open while the next ones are asked. All requests may be repeated.
@@ -24,7 +24,7 @@ CONNECT_S = 1.5
 NEXT_S, MOST_S = 1.0, 2.0
 """Seconds without an answer until another host is asked, and the most until one is asked again."""
 CLOSED = "connection closed"
-"""What is said of a vhpcd that answers nothing: so it treats what munge does not authenticate."""
+"""The error if vhpcd closes without an answer, as it does if munge does not authenticate the request."""
 CLOSE_S = 0.5
 """Seconds to wait until vhpcd closes an answered connection."""
 
@@ -88,7 +88,7 @@ class Round:
         self._selector.close()
 
     def answers(self) -> Iterator[tuple[Link, bytes]]:
-        """Each answer that comes; a caller that goes on has refused it, and noted why in ``refusals``.
+        """Each answer that comes; a caller that continues has refused it, with the reason in ``refusals``.
 
         Raises:
             OSError: no host is left to be asked, or the deadline is over.

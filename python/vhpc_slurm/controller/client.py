@@ -49,11 +49,11 @@ class AcknowledgementFields(Protocol):
 
     @property
     def clean(self) -> bool:
-        """Whether it holds nothing any more."""
+        """Whether the node holds nothing any more."""
 
     @property
     def note(self) -> str:
-        """What it still holds, and why."""
+        """The resources that the node still holds, and why."""
 
     @property
     def timeline(self) -> Timeline | None:
@@ -165,7 +165,7 @@ class ControllerClient(Exchange):
     def usage(
         self, job_id: int, *, so_far: bool = False
     ) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
-        """What a job's last generation has used in all, by node; the job's owner may ask as well.
+        """The usage of a job's last generation, in total and by node; the job's owner may ask as well.
 
         With ``so_far`` the page has what all other nodes have said of it until now; an older vhpcd has none.
 
@@ -280,7 +280,7 @@ class ControllerClient(Exchange):
         )
 
     def reports(self, job_id: int) -> list[NodeReport]:
-        """What the nodes of a job have told its owner; of all its generations."""
+        """The nodes' reports to a job's owner, of all generations of the job."""
         found: list[NodeReport] = []
         after: int | None = 0
         while after is not None:

@@ -18,7 +18,8 @@ LOCK_S = 2.0
 
 
 class Epochs:
-    """What a host remembers: root in a file of vhpc's state folder, others while they run."""
+    """The highest epoch that a host has seen: root keeps it in a file of vhpc's state folder, others in
+    memory."""
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is ``paths.state``."""

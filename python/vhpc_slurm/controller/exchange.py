@@ -142,7 +142,7 @@ class Exchange:
         raise ConnectionError("no host is configured")
 
     def _refused(self, answer: wire.Answer, envelope: wire.Envelope) -> str | None:
-        """Why another host is to be asked."""
+        """Why the client must ask another host; None if the answer counts."""
         if self._several and isinstance(answer, wire.Failure) and answer.kind == wire.AGAIN:
             return f"{answer.what}: {answer.why}"
         if self._epochs is None or self._epochs.accept(envelope.epoch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vhpcd does without being asked: it compares leases with Slurm, and audits the fabric."""
+"""Periodic work of vhpcd: it compares leases with Slurm, and audits the fabric."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Reconciler:
 async def audit_for_ever(
     audit: FabricAudit, trigger: AuditTrigger, thread: FabricThread, interval_s: float
 ) -> None:
-    """Audit the fabric whenever ``trigger`` says so; never returns."""
+    """Audit the fabric whenever ``trigger`` is due; never returns."""
     try:
         trigger.watch()
     except FabricError as err:
@@ -127,6 +127,6 @@ async def audit_for_ever(
             found = True
             log.exception("not audited")
         if found:
-            # What vhpcd did about it raises file events too.
+            # The repair of a finding raises file events too.
             await asyncio.sleep(min(AGAIN_S, interval_s))
         await trigger.due(interval_s)

@@ -153,7 +153,7 @@ async def _serve_as(
     except FabricError as err:
         if tenure is None:
             raise
-        log.warning("not reconciled: %s", err.line())  # nor does another vhpcd reach the database
+        log.warning("not reconciled: %s", err.line())  # another vhpcd would not reach the database either
     tasks = [
         asyncio.create_task(vhpcd.reconciler.run_for_ever()),
         asyncio.create_task(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several vhpcd: how one becomes the active one, stays it, and ends its service in time.
+"""How one of several vhpcd becomes and stays the active one, and ends its service in time.
 
-The active vhpcd ends its service by executing itself anew, which ends all of its threads at once,
-wherever they are, and then waits as a standby. It does so when its last change in the database
-is too old (``writership``), and when another vhpcd has taken the database.
+The active vhpcd ends its service by execve of itself, which ends all of its threads at once,
+wherever they are, and then waits as a standby. It does so when its last change in the database is
+too old (``writership``), and when another vhpcd has taken the database.
 """
 # Decision: A vhpcd that is no longer active calls execve
 
@@ -36,7 +36,7 @@ GUARD_S = 0.1
 
 
 async def await_turn(config: Config, duty: Duty, stop: asyncio.Event) -> MariaStore | None:
-    """Wait as a standby; returns the database when this vhpcd is the active one, None when it is to stop."""
+    """Wait as a standby; returns the database when this vhpcd is the active one, None when it must stop."""
     standby = Standby(config.database, config.controller.user)
     loop, said = asyncio.get_running_loop(), ""
     with ThreadPoolExecutor(1, "standby") as thread:
@@ -115,7 +115,7 @@ class Tenure:
         self._end()
 
     def stopping(self) -> None:
-        """The process is to end: it does not become a standby any more."""
+        """The process ends: it does not become a standby any more."""
         self._end = leave
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ requests for that node only, so a request in the name of a node has to come from
 the node's addresses.
 
 A thread asks Slurm and resolves names; its result is an immutable value that others
-read at any time. A file beside the database keeps it, because a vhpcd that starts
-before slurmctld has running jobs too.
+read at any time. A file next to the database keeps it, because a vhpcd that
+starts before slurmctld has running jobs too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What unauthenticated peers may occupy of vhpcd: connections, and bytes.
+"""Limits of vhpcd's connections and bytes for unauthenticated peers.
 
 Each address has a quota, and each *group* of addresses has room that no other group
 can take. When an address exceeds its quota, its oldest or its largest connection is

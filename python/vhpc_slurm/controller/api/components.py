@@ -18,7 +18,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Allocation, HetPlace, JobRequest
 
 MAX_JOBS = 1000
-"""Heterogeneous jobs of which something is remembered; the oldest without a waiting component goes first."""
+"""Most heterogeneous jobs in memory; the oldest one without a waiting component is forgotten first."""
 
 Component = tuple[JobRequest, Allocation]
 
@@ -29,7 +29,7 @@ class LateError(FabricError):
 
 @dataclass
 class _Group:
-    """What is known of a heterogeneous job that starts, by the offsets of its components.
+    """A heterogeneous job that starts: its known requests by the offsets of its components.
 
     ``components`` is their number, 0 while no request has told it.  Restart counts are not compared:
     Slurm counts a start that it takes back only for the components that had started already.

@@ -344,7 +344,7 @@ class Server:
         )
 
     def _with_origin(self, answer: wire.Answer, origin: Origin) -> wire.Answer:
-        """What only the server knows of a status."""
+        """Adds to a status the values that only the server knows."""
         if not isinstance(answer, Status):
             return answer
         answer = msgspec.structs.replace(answer, connections=self._connections)

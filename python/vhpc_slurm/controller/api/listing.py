@@ -119,7 +119,7 @@ async def usage(
     known: UsageSoFar,
     viewer: Viewer | None = None,
 ) -> usage_messages.UsagePage:
-    """A page of what nodes report of a job's last generation; ``known`` is what others have said so far.
+    """A page of the nodes' usage reports for a job's last generation; ``known`` has those of guests that run.
 
     Raises:
         UserError: there is no such job, or ``viewer`` may not see it.

@@ -41,7 +41,7 @@ class Operating:
     async def tell(self, request: wire.TellFabric, uid: int) -> None:
         """Tell the fabric again what it should carry."""
         log.warning("uid %d has vhpcd tell the fabric again%s", uid, ", by force" * request.force)
-        await self._thread.run(partial(self._batches.run, anew=True, force=request.force))
+        await self._thread.run(partial(self._batches.run, repeat=True, force=request.force))
 
     async def clear(self, request: wire.ClearKey, uid: int) -> None:
         """Remove tombstones in a batch; FabricError when a port still has the key."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user who owns the other end of a local connection, from the kernel (sock_diag(7)).
 
-The kernel knows both sockets of a connection within one host, so this needs neither a
-credential nor a byte from the peer.
+The kernel knows both sockets of a connection within one host, so this needs no
+credential and no byte from the peer.
 """
 # Decision: On vhpcd's own host the kernel identifies the user
 

@@ -150,8 +150,8 @@ class ReportReady(Wire, frozen=True, tag="ready"):
     """A node: its part in the ready barrier of a job with a network.
 
     ``kind`` and ``line`` are the error of ``failed``.  With ``wait_s`` > 0 the answer comes when all
-    nodes have passed, one has failed or the generation is over, or after that time.  ``about`` are
-    nodes of which the answer says whether they have reported.
+    nodes have passed, one has failed or the generation is over, or after that time.  For the nodes
+    ``about`` the answer says whether they have reported.
     """
 
     generation: str

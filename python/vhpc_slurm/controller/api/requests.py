@@ -38,7 +38,7 @@ log = logging.getLogger("vhpcd")
 
 
 class Answering(Protocol):
-    """What answers requests."""
+    """An object that answers requests."""
 
     async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
         """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
@@ -133,7 +133,7 @@ class Requests:
         return answer
 
     def _remember(self, request: ReportQuarantine | usage_messages.ReportUsageSoFar) -> None:
-        """What nodes repeat in each health check: it is in memory only."""
+        """Keep in memory a report that nodes repeat in each health check."""
         match request:
             case ReportQuarantine():
                 self.quarantine.report(request)

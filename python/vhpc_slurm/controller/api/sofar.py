@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What running jobs have used until now, as nodes say in each health check; belongs to the event loop.
+"""The usage of running jobs until now, from the nodes' health checks; belongs to the event loop.
 
 It is in memory only: it is for people who look at a running job, and after a restart of vhpcd nodes
-say it again. What a node reports at the end of a job is in the database, and replaces it.
+report it again. A node's report at the end of a job is in the database and replaces it.
 """
 # Decision: Health checks report the usage of running jobs
 
@@ -56,7 +56,7 @@ class UsageSoFar:
             del self._said[node]
 
     def of(self, record: LeaseRecord) -> list[SoFarWire]:
-        """What the nodes of a lease have said that still have guests of it, in the order of their names."""
+        """Reports of those nodes that still have guests of a lease, in the order of the nodes' names."""
         if record.lease.state is LeaseState.RELEASED:
             return []
         generation, now = str(record.lease.generation), self._clock()

@@ -24,7 +24,7 @@ class ReportUsage(Wire, frozen=True, tag="used"):
 
 
 class GenerationUsage(Wire, frozen=True):
-    """What a generation has used in the guests of a node."""
+    """The usage of a generation in the guests of the reporting node."""
 
     generation: str
     guests: Annotated[tuple[GuestUsage, ...], msgspec.Meta(max_length=MAX_GUESTS_PER_NODE)]
@@ -55,14 +55,14 @@ class UsageKept(Wire, frozen=True, tag="used"):
 
 
 class NodeUsageWire(Wire, frozen=True):
-    """What a generation has used in the guests of a node."""
+    """The usage of a generation in the guests of a node."""
 
     node: str
     guests: tuple[GuestUsage, ...]
 
 
 class SoFarWire(Wire, frozen=True):
-    """What a generation had used in the guests of a node ``age_s`` seconds before the answer."""
+    """The usage of a generation in the guests of a node, ``age_s`` seconds before the answer."""
 
     node: str
     age_s: float
@@ -70,7 +70,7 @@ class SoFarWire(Wire, frozen=True):
 
 
 class UsedWire(Wire, frozen=True):
-    """What all programs of a generation have used, as far as its guests have figures.
+    """The usage of all programs of a generation, as far as its guests have figures.
 
     ``so_far_s``: seconds since the oldest figure was measured, if the end of a node is not among them.
     """

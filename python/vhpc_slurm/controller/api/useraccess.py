@@ -97,7 +97,7 @@ class UserAccess:
             return await self._requests.answer(request, viewer.uid, viewer)
 
     async def _viewer(self, uid: int) -> Viewer:
-        """What a user may see beside the user's own jobs."""
+        """Which jobs of others a user may see."""
         until, asked = self._known.pop(uid, (0.0, None))
         if asked is None or until < self._clock():
             loop = asyncio.get_running_loop()

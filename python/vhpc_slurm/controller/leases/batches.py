@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fabric batch is to do, and what its results mean for leases: the ledger of ``controller.sync``."""
+"""The work of a fabric batch, and the effect of its results on leases: the ledger of ``controller.sync``."""
 
 from __future__ import annotations
 

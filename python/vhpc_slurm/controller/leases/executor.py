@@ -57,7 +57,7 @@ class LeaseExecutor:
 
 
 def _awaitable(call: Future[Result]) -> asyncio.Future[Result]:
-    """A future with the result of a call, which is not cancelled when nobody waits for it any more.
+    """A future with the result of a call; cancelling the future does not cancel the call.
 
     ``shield(wrap_future(call))`` does the same with one more turn of the event loop.
     """

@@ -154,7 +154,7 @@ class Lifecycle:
         self._leaving.difference_update(generations)
 
     def leaving(self) -> tuple[Generation, ...]:
-        """Generations of which the next batch strips the fabric."""
+        """Generations whose keys the next batch removes from the fabric."""
         held = {one.generation for one in self._store.keys.snapshot().assignments if one.state in STRIPPABLE}
         self._leaving &= held
         return tuple(sorted(self._leaving))

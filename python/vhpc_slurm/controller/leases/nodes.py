@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nodes do with leases: take them, acknowledge their end, report timelines and alarms."""
+"""Requests of nodes: they take leases, acknowledge their end, and report timelines and alarms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALARMS_S = 7 * 86400.0
 
 
 class NodeReports:
-    """What nodes take and report; for the database thread only."""
+    """Leases taken and reports made by nodes; for the database thread only."""
 
     def __init__(self, store: LeaseStore, lifecycle: Lifecycle, clock: Callable[[], float]) -> None:
         """``clock`` is the wall clock, in seconds since the epoch."""
@@ -88,7 +88,7 @@ class NodeReports:
         """Record whether a node still holds a generation; an unknown generation is no error.
 
         (A node keeps acknowledgements on disk until vhpcd accepts them. After a
-        loss of this database they would stay there for ever if vhpcd refused them.)
+        loss of this database they would stay there if vhpcd refused them.)
         """
         if self._store.state(generation) is None:
             log.warning(

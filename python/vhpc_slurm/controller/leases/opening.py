@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PrologSlurmctld asks for: the lease of a job, found or made."""
+"""The request of PrologSlurmctld: finds or makes the lease of a job."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator decides about generations: a node is off, a tombstone may be cleared."""
+"""Decisions of operators about generations: a node is off, a tombstone may be cleared."""
 
 from __future__ import annotations
 

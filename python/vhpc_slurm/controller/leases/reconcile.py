@@ -24,7 +24,7 @@ log = logging.getLogger("vhpcd")
 
 NO_SUCH_JOB = "Slurm has no such job"
 NOTICE_S = 45.0
-"""Seconds after an event by which slurmctld has noticed it, or never will."""
+"""Seconds after an event; if slurmctld has not noticed it by then, it never will."""
 NO_PROLOG_S = 120.0
 """slurmctld has the Prolog started within a second after the lease, or when the node answers again."""
 
@@ -195,7 +195,7 @@ def _end_lost(job: JobStatus, record: LeaseRecord | None) -> bool:
 
 
 def _stuck(record: LeaseRecord | None) -> str:
-    """Why a job that has waited very long for Prologs will wait for ever.
+    """Why a job that has waited very long for Prologs will not start.
 
     Slurm 25.05 to 26.05 take a PrologSlurmctld that their own shutdown killed
     for a success, and then run no Prolog: no lease, or one that no node took.

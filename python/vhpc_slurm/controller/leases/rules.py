@@ -79,13 +79,13 @@ def move(record: LeaseRecord, state: LeaseState, now: float) -> LeaseRecord:
 
 
 def serves(record: LeaseRecord, request: JobRequest, allocation: Allocation) -> bool:
-    """Whether this lease is the answer to that request, or a new generation is due.
+    """Whether this lease answers that request; if not, a new generation is due.
 
-    What may change on a running job (its name, its partition) does not count; anything
-    else that differs means that it is not the same incarnation.  Nor is it when
-    a node has cleared its part away: a slurmctld that was killed starts a job
-    that it had not saved a second time, under the same restart count, after
-    the nodes have aborted the first.
+    Values that may change on a running job (its name, its partition) do not count;
+    with any other difference it is another incarnation. It is also another one if a
+    node has released its part: a slurmctld that was killed starts a job that it had
+    not saved a second time, under the same restart count, after the nodes have aborted
+    the first.
     """
     lease = record.lease
     return (
@@ -103,7 +103,7 @@ def holders(record: LeaseRecord) -> frozenset[str]:
 
 
 def releasable(record: LeaseRecord) -> bool:
-    """Whether all that is left is to strip the network identity."""
+    """Whether only the network identity must still be removed."""
     return record.lease.state is LeaseState.ENDING and not holders(record)
 
 

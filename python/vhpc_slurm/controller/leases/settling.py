@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left over: releases that a crash interrupted, nodes that never acknowledge, keys without leases."""
+"""Leftovers: releases that a crash interrupted, nodes that never acknowledge, keys without leases."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 ========  ==============================  =======================================
 lease     key                             meaning
 ========  ==============================  =======================================
-RESERVED  RESERVED, APPLIED               the fabric is to be told, or was told
+RESERVED  RESERVED, APPLIED               the fabric must be told, or was told
 READY     ACTIVE, or none                 nodes may take it
 REFUSED   none                            the job fails with the refusal
 ENDING    DRAINING, TOMBSTONE, or none    nodes hold it, or the fabric carries it
@@ -45,15 +45,15 @@ STATES: dict[LeaseState | None, frozenset[KeyState | None]] = {
 }
 """The states in which a lease and its key are together; None: there is no lease, or no key."""
 STRIPPABLE = frozenset({KeyState.DRAINING, KeyState.TOMBSTONE})
-"""Key states of which the fabric can be stripped."""
+"""States of keys that can be removed from the fabric."""
 OFF_FABRIC = frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE, None})
-"""Key states of which the fabric is never told."""
+"""States of keys that the fabric is never told."""
 ENDED_KEYS = STRIPPABLE | {KeyState.QUARANTINE}
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What the database has of one generation: its lease and its key, each None where there is none."""
+    """The lease and the key of one generation in the database, each None if there is none."""
 
     record: LeaseRecord | None
     key: KeyAssignment | None

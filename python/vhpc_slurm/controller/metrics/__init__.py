@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vhpcd tells Prometheus: counts and times of requests, boots, leases, keys and the fabric.
+"""vhpcd's metrics for Prometheus: counts and times of requests, boots, leases, keys and the fabric.
 
 ``instruments`` counts what requests and answers show, ``state`` reads the rest when it is
 asked, ``exposition`` answers over HTTP. Labels have few values: no job, node or user is

@@ -182,7 +182,7 @@ class Exposition:
         return server
 
     def metered(self, requests: Answering) -> Answering:
-        """What answers requests, and counts them here."""
+        """``requests``, with each request counted here."""
         return Metered(requests, self._instruments)
 
     @property

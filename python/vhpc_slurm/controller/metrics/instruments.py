@@ -110,7 +110,7 @@ class Instruments:
 
 
 def _result(boot: list[Stage]) -> str:
-    """What became of a boot with these stages."""
+    """The result of a boot with these stages."""
     if any(stage.detail.startswith(FAILED) for stage in boot):
         return "failed"
     return "ready" if any(_GUEST.sub("", stage.name) == LAST for stage in boot) else "ended"

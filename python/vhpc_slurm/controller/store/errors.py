@@ -30,7 +30,7 @@ class EngineTakenError(EngineError):
 
 
 ENGINE_ERRORS = (sqlite3.Error, EngineError)
-"""What a statement raises that fails."""
+"""Errors of a statement that fails."""
 TAKEN_ERRORS = (sqlite3.IntegrityError, EngineTakenError)
 """Those of them that a constraint of a table raises."""
 

@@ -37,7 +37,7 @@ class MariaDatabase:
 
         Args:
             settings: the server, and how to reach it.
-            owner: vhpcd's user, to whom the password file may belong.
+            owner: vhpcd's user, who may own the password file.
             writership: asked before the first change of each transaction; without it there are none.
         """
         self._settings, self._owner = settings, owner

@@ -132,7 +132,7 @@ _ROWS = (
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
 STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS),)
-"""What leads from each version to the next, as in ``schema``. Each statement may run twice."""
+"""The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 
 def version(db: Database) -> int:

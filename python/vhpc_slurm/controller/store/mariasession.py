@@ -45,7 +45,7 @@ def gone(code: int) -> bool:
 
 
 def password(path: str, owner: str) -> str:
-    """The password in a file that only root or ``owner`` may write, and nobody else read.
+    """The password in a file that only root and ``owner`` may read and write.
 
     FabricError: it cannot be read, belongs to another user, is readable by others, or has not one line.
     """
@@ -151,7 +151,7 @@ def drop(connection: pymysql.Connection[Any]) -> None:
 
 
 def _to_tls(settings: Settings) -> socket.socket:
-    """A socket to a server that offers TLS; PyMySQL before 1.2 goes on in clear text with another.
+    """A socket to a server that offers TLS; without this check PyMySQL before 1.2 continues in clear text.
 
     Raises:
         EngineError: the server does not.

@@ -62,7 +62,7 @@ class MariaStore(SqlStore):
 
         Args:
             settings: the server, and how to reach it.
-            owner: vhpcd's user, to whom the password file may belong.
+            owner: vhpcd's user, who may own the password file.
             holder: name of this vhpcd; by default this host and process.
             after: what this vhpcd has seen as a standby; None: there is no other.
 

@@ -41,15 +41,15 @@ class LeaseStore(Protocol):
 
     @property
     def readiness(self) -> ReadinessStore:
-        """What nodes report to the ready barrier, in the same transactions."""
+        """The nodes' reports to the ready barrier, in the same transactions."""
 
     @property
     def usage(self) -> UsageStore:
-        """What nodes report that generations have used, in the same transactions."""
+        """The nodes' reports about the usage of generations, in the same transactions."""
 
     @property
     def reports(self) -> ReportStore:
-        """What nodes tell the owners of jobs, in the same transactions; deleted with the lease."""
+        """The nodes' reports to the owners of jobs, in the same transactions; deleted with the lease."""
 
     @property
     def ssh_keys(self) -> SecretStore[SshKeys]:
@@ -81,7 +81,7 @@ class LeaseStore(Protocol):
         """One lease, without timelines."""
 
     def state(self, generation: Generation) -> LeaseState | None:
-        """The state of a lease; None for an unknown one. Reads neither the lease itself nor its nodes."""
+        """The state of a lease; None for an unknown one. The lease itself and its nodes are not read."""
 
     def has_holders(self, generation: Generation) -> bool:
         """Whether a node that took the lease has not acknowledged that it is clean."""

@@ -95,8 +95,8 @@ CREATE TABLE key_claim (
 CREATE INDEX key_claim_pkey ON key_claim (pkey);
 """
 
-# VNIs of job networks. One that a generation holds has no left_s, one in quarantine has what is left of it;
-# a free one has neither generation nor left_s, and `freed` counts in which order they became free.
+# VNIs of job networks. One that a generation holds has no left_s, one in quarantine has its remaining
+# seconds; a free one has no generation and no left_s, and `freed` counts in which order they became free.
 # Components of heterogeneous jobs that hold a VNI together, its first owner among them, are in segment_share;
 # `held` is 0 for one that no longer holds it.
 _SEGMENTS = """
@@ -115,7 +115,7 @@ CREATE TABLE segment_share (
 CREATE INDEX segment_share_vni ON segment_share (vni);
 """
 
-# What nodes of jobs with a network report before the job starts; `kind` and `line` are an error of `failed`.
+# Reports of nodes before a job with a network starts; `kind` and `line` are an error of `failed`.
 _READINESS = """
 CREATE TABLE readiness (
     lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,

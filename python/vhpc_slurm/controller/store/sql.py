@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the statements of the store need of a database engine.
+"""The interface of a database engine for the statements of the store.
 
 ``sqlite3.Connection`` is such a ``Database`` as it is. Statements are SQLite's, restricted to what
 ``mariadialect`` translates; each is a constant of this package.
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Rows(Protocol):
-    """What a statement returned or changed."""
+    """The rows that a statement returned or changed."""
 
     def fetchone(self) -> Any:
         """The next row; None after the last one."""

@@ -120,17 +120,17 @@ class SqlStore(ABC):
 
     @property
     def readiness(self) -> ReadinessStore:
-        """What nodes report to the ready barrier."""
+        """The nodes' reports to the ready barrier."""
         return self._readiness
 
     @property
     def usage(self) -> UsageStore:
-        """What generations have used."""
+        """The usage of generations."""
         return self._usage
 
     @property
     def reports(self) -> ReportStore:
-        """What nodes tell the owners of jobs."""
+        """The nodes' reports to the owners of jobs."""
         return self._reports
 
     @property

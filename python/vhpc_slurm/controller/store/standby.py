@@ -29,7 +29,7 @@ class Standby:
 
         Args:
             settings: the server, and how to reach it.
-            owner: vhpcd's user, to whom the password file may belong.
+            owner: vhpcd's user, who may own the password file.
             name: of this vhpcd: its host and process. The caller holds the lock of the host's vhpcd,
                 so a database that a vhpcd of this host has is free.
             clock: in seconds; it may stand still while the host is suspended, which only delays a takeover.

@@ -47,7 +47,7 @@ class SqlUsage:
         )
 
     def page(self, generation: Generation, after: str, limit: int) -> tuple[NodeUsage, ...]:
-        """Reports above ``after``; one that cannot be read says so instead of figures."""
+        """Reports of nodes after ``after``; one that cannot be read has an error instead of figures."""
         rows = self._db.execute(
             'SELECT used.node, used.body FROM "usage" AS used JOIN lease ON lease.id = used.lease'
             " WHERE lease.generation = ? AND used.node > ? ORDER BY used.node LIMIT ?",

@@ -35,12 +35,12 @@ _Call = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
 
 
 def _passes(err: FabricError) -> bool:
-    """Whether nobody needs to know: it is tried again, or a rule of the tables has refused a row."""
+    """Whether the error is not logged: the call is tried again, or a constraint of a table refused a row."""
     return isinstance(err, RetryError) or isinstance(err.__cause__, TAKEN_ERRORS)
 
 
 class Writer:
-    """Runs calls one after the other; each is all or nothing, and durable when its future says so."""
+    """Runs calls one after the other; each is all or nothing, and durable when its future has a result."""
 
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class Writer:
                 future.set_result(result)
 
     def _attempt(self, calls: list[_Call]) -> list[tuple[Any, BaseException | None]]:
-        """What each call returned or raised, and durable; FabricError when the commit failed."""
+        """The result or error of each call, after the commit; FabricError if the commit failed."""
         done: list[tuple[Any, BaseException | None]] = []
         with self._store.transaction():
             for call, arguments, _ in calls:
@@ -118,10 +118,10 @@ class Writer:
                     done.append((call(*arguments), None))
                 except ENGINE_ERRORS as err:
                     found = self._store.explain(err)
-                    # What passes fails the transaction, which is then tried again.
+                    # A temporary error fails the transaction, which is then tried again.
                     done.append((None, found if _passes(found) else self._told(found)))
                 except FabricError as err:
-                    # What a database refuses within a part of the transaction was explained there.
+                    # A part of the transaction has explained its refusal by the database.
                     of_engine = isinstance(err.__cause__, ENGINE_ERRORS)
                     done.append((None, self._told(err) if of_engine and not _passes(err) else err))
                 except Exception as err:  # it belongs to the caller, who waits for the future

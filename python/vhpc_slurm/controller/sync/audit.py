@@ -60,13 +60,13 @@ class FabricAudit:
             if all(one.unread and not one.open for one in found):
                 break  # no change makes it readable
             log.error("%d findings: vhpcd tells the fabric again what it should carry", len(found))
-            trouble = _failure(partial(self._batches.run, anew=True))
+            trouble = _failure(partial(self._batches.run, repeat=True))
         if trouble is not None:
             raise trouble
         return wrong
 
     def _findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
-        """What is wrong with the fabric; an audit that fails has read nothing, so the fabric may be open."""
+        """Defects of the fabric; an audit that fails has read nothing, so the fabric may be open."""
         try:
             return self._look(snapshot)
         except FabricError as err:
@@ -76,7 +76,7 @@ class FabricAudit:
             return (FabricFinding(0, as_fabric(err).line(), unread=True, blind=True),)
 
     def _look(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
-        """What is wrong with the fabric; ``snapshot`` is the newest."""
+        """Defects of the fabric; ``snapshot`` is the newest."""
         told = self._batches.told
         if told is not None:
             return self._network.audit(told)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One batch of changes to the fabric: told once, read back, and durable step by step.
 
-A batch contains all generations that are to become ready and all that are to be
-released, and costs the fabric one change::
+A batch contains all generations that wait for their keys and all that wait for
+their release, and costs the fabric one change::
 
     begin_batch ─> apply ─> applied ─> verify ─> proven     (RESERVED ─> APPLIED ─> ACTIVE)
                                    └─> strip ──> stripped   (DRAINING ─> QUARANTINE)
@@ -38,9 +38,9 @@ class Batch:
     """The work of one batch.
 
     Attributes:
-        snapshot: what the fabric is to carry after this batch.
-        coming: generations that are to become READY.
-        leaving: generations whose key is to be stripped from all ports.
+        snapshot: the keys that the fabric must have after this batch.
+        coming: generations that must become READY.
+        leaving: generations whose key must be removed from all ports.
         decided: generations that were asked for and need no work, each with its lease or with the reason
             why it gets none.
     """
@@ -97,7 +97,7 @@ class FabricBatches:
 
     @property
     def told(self) -> KeySnapshot | None:
-        """What the fabric last accepted; None when that is uncertain."""
+        """The keys that the fabric last accepted; None if that is uncertain."""
         return self._told
 
     @property
@@ -105,12 +105,14 @@ class FabricBatches:
         """How often the fabric was told something."""
         return self._changes
 
-    def run(self, coming: Collection[Generation] = (), *, anew: bool = False, force: bool = False) -> Results:
+    def run(
+        self, coming: Collection[Generation] = (), *, repeat: bool = False, force: bool = False
+    ) -> Results:
         """Make generations ready, and release those that may leave.
 
         Args:
-            coming: generations that are to become READY.
-            anew: tell the fabric also what it has accepted already.
+            coming: generations that must become READY.
+            repeat: tell the fabric also keys that it has accepted already.
             force: tell the fabric also what would remove keys that this database does not know.
 
         Returns:
@@ -122,7 +124,7 @@ class FabricBatches:
         batch = self._write(self._ledger.begin_batch, coming)
         results: Results = dict(batch.decided)
         try:
-            self._carry_out(batch, results, anew=anew, force=force)
+            self._carry_out(batch, results, repeat=repeat, force=force)
         except Exception as err:
             if not results:
                 raise
@@ -136,16 +138,16 @@ class FabricBatches:
                 results.setdefault(generation, why)
         return results
 
-    def _carry_out(self, batch: Batch, results: Results, *, anew: bool, force: bool) -> None:
+    def _carry_out(self, batch: Batch, results: Results, *, repeat: bool, force: bool) -> None:
         """Do the work of a batch; each answer is in ``results`` as soon as it is durable."""
         snapshot = batch.snapshot
-        told = self._told is not None and self._told.carries_the_same(snapshot) and not anew
+        told = self._told is not None and self._told.carries_the_same(snapshot) and not repeat
         if told and not batch.coming and not batch.leaving:
             return
         self._told = None
         self._changes += 1
         try:
-            if anew and not force:
+            if repeat and not force:
                 self._network.repair(snapshot)
             else:
                 self._network.apply(snapshot, force=force)
@@ -205,7 +207,7 @@ def _each(
     generations: tuple[Generation, ...],
     snapshot: KeySnapshot,
 ) -> ProofResults:
-    """What ``call`` proves; an unexpected error about one generation does not concern the others.
+    """The results of ``call``; an unexpected error about one generation does not concern the others.
 
     Raises:
         FabricError: the fabric cannot be read at all.

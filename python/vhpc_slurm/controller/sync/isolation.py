@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What audits have shown about isolation on the fabric, and what that means for jobs.
+"""Results of audits about isolation on the fabric, and their consequences for jobs.
 
 A fabric that audits show to be open counts as unsafe after one deadline. A fabric
 with a part that cannot be read, and could therefore be open, counts as unsafe

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the fabric is changed: batches are gathered here and run in the fabric thread.
+"""Decides when the fabric is changed: gathers batches and runs them in the fabric thread.
 
 Requests that do not need the fabric never wait for it. Generations that arrive
 shortly after one another share a batch. Batches keep a minimum interval, because a
