@@ -33,7 +33,7 @@ class FabricRefusedError(FabricError):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was read back from the fabric.
+    """Results of reading the fabric's tables back.
 
     Attributes:
         epoch: of the snapshot that the fabric was compared with.
@@ -203,7 +203,7 @@ class KeyPolicy:
         limit: the most guests that one key can have.
         ports: the ports of nodes whose GUIDs are fixed; None where nodes set GUIDs.
         in_guests: whether ``ports`` are visible in guests.
-        site: partitions of the site beside those of jobs.
+        site: partitions of the site, in addition to those of jobs.
         network: the network for addresses of guests; None: they have none.
     """
 

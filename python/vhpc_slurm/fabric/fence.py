@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of several vhpcd, the one that may change the fabric; and how a file refuses all earlier ones.
+"""Decides which of several vhpcd may change the fabric, and how a file refuses all earlier ones.
 
-A vhpcd can be frozen at any line, for any time, and then go on. So a check before the rename of a
-new file is not enough. Beside the file there are empty files, *marks*, with the epochs of its writers
+A vhpcd can be frozen at any line, for any time, and then continue. So a check before the rename of a
+new file is not enough. Next to the file there are empty files, *marks*, with the epochs of its writers
 in their names. A writer
 
 1. makes its mark, and ends if there is a higher one;

@@ -112,9 +112,9 @@ class KeySnapshot:
     ``epoch`` counts the changes ever made, and ``tag`` is a random mark of each:
     a database that was copied back from the past counts the same numbers again,
     with other tags.  ``freed`` maps a key to the epoch at which it became free;
-    keys that were never used are not in it.  ``off`` are generations of which the
-    fabric shall carry nothing now, whatever their state: those that leave it,
-    and those that it has not been told of yet.
+    keys that were never used are not in it.  ``off`` are generations whose keys
+    must not be in the fabric now, whatever their state: those that leave it, and
+    those that it has not been told yet.
     """
 
     epoch: int
@@ -148,7 +148,7 @@ class KeySnapshot:
         )
 
     def carried(self) -> tuple[KeyAssignment, ...]:
-        """The assignments that the fabric is to carry, ordered by key and rank."""
+        """The assignments that the fabric must have, ordered by key and rank."""
         found = (one for one in self.assignments if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda assignment: (assignment.pkey, assignment.first_rank)))
 

@@ -111,7 +111,7 @@ class Managers:
         return tuple(mark for manager in self._all for mark in manager.mark())
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """What each has logged."""
+        """The log of each since its mark."""
         pairs = zip(self._all, marks, strict=True)
         return tuple(said for manager, mark in pairs for said in manager.since((mark,)))
 

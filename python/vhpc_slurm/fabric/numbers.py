@@ -106,7 +106,7 @@ def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
 
 
 def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
-    """The node GUID beside ``port_guid``: ``02cd PPPP SS RRRR VV``."""
+    """The node GUID that belongs to ``port_guid``: ``02cd PPPP SS RRRR VV``."""
     return _guid(NODE_PREFIX, pkey, rail, rank, vf)
 
 

@@ -2,8 +2,8 @@
 """A running OpenSM: vhpcd replaces its partitions file, signals it, and reads its log.
 
 OpenSM keeps no last good configuration, so an invalid file must never exist: the new
-one is written beside the old one, synced, and renamed over it. (A file that is written
-in place can be read half: 14 of 112 sweeps did.)
+one is written next to the old one, synced, and renamed over it. (A file that is
+written in place can be read half: 14 of 112 sweeps did.)
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SubnetManager(Protocol):
         """The current ends of the logs: one mark for each OpenSM."""
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """What was logged after these marks."""
+        """The text of the logs after these marks."""
 
 
 class Opensm:
@@ -208,7 +208,7 @@ class Opensm:
             return (Mark(found.st_ino, found.st_size),)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """What was logged after a mark; the whole log when it was rotated or truncated since."""
+        """The text of the log after a mark; the whole log if it was rotated or truncated since."""
         (mark,) = marks
         with self._open_log() as opened:
             found = os.fstat(opened.fileno())
@@ -356,7 +356,7 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
 def _said(
     subnets: Sequence[Sequence[SubnetManager]], before: Mapping[SubnetManager, tuple[Mark, ...]]
 ) -> dict[SubnetManager, bytes]:
-    """What each has logged since; FabricError when no log of a subnet can be read."""
+    """The text that each has logged since; FabricError if no log of a subnet can be read."""
     said: dict[SubnetManager, bytes] = {}
     for managers in subnets:
         refused: list[FabricError] = []

@@ -160,7 +160,7 @@ class OpensmFile(ByPolicy):
         )
 
     def _file_findings(self, meant: tuple[IbPartition, ...] | None) -> list[FabricFinding]:
-        """What is wrong with the files of all OpenSM; with None any file that OpenSM can read is right."""
+        """Defects of the files of all OpenSM; with None any file that OpenSM can read is right."""
         found: list[FabricFinding] = []
         first: tuple[str, bytes | None] | None = None
         for manager in self._opensm.each():
@@ -251,7 +251,7 @@ class OpensmFile(ByPolicy):
     def _rewrite(self, snapshot: KeySnapshot) -> None:
         """Have OpenSM write tables again that it takes to be right: see ``rewrite``.
 
-        What is wrong even then the next audit finds.
+        The next audit finds the tables that are still wrong.
         """
         meant = self._meant(snapshot)
         expected = Expected(meant)
@@ -342,9 +342,9 @@ class OpensmFile(ByPolicy):
         return origin[0]
 
     def _meant(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        """What the file has: a partition of the site waits while a job has its key.
+        """The partitions for the file; a partition of the site waits while a job has its key.
 
-        That is so after the site has taken the key out of the pool. OpenSM would join the two.
+        That happens after the site has taken the key out of the pool. OpenSM would join the two.
         """
         ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         taken = {one.pkey for one in ours}

@@ -3,10 +3,10 @@
 
 OpenSM reads this file leniently and fails open: after any error, and for a file
 that is empty or absent, all ports become full members of the default partition
-and every other key is gone.  What it does not call an error can be worse: words
-match by prefix (``A`` is ``ALL``, ``=ful`` is full), a key that occurs twice is
-one partition, a key of more than 16 bits is cut, a line of more than 4095 bytes
-is cut as well (opensm 3.3.23, osm_prtn_config.c, and seen on a fabric).  So the
+and every other key is gone.  Some input that it accepts is worse: words match
+by prefix (``A`` is ``ALL``, ``=ful`` is full), a key that occurs twice is one
+partition, a key of more than 16 bits is cut, a line of more than 4095 bytes is
+cut as well (opensm 3.3.23, osm_prtn_config.c, and seen on a fabric).  So the
 linter knows one way to write each thing, and refuses every other.
 """
 
@@ -32,7 +32,7 @@ MAX_STATEMENT = 1 << 18
 _LONG = re.compile(rb"^[^\n]{%d,}+" % (MAX_LINE + 1), re.MULTILINE)
 _UNPRINTABLE = re.compile(rb"[^\t\n\x20-\x7e]")
 _LINE = re.compile(rb"^[ \t]*+[^\s#][^\n]*+", re.MULTILINE)
-"""A line that is neither empty nor a comment: those are skipped in one match, however many there are."""
+"""A line with a statement. Empty lines and comments are skipped in one match, however many there are."""
 _EPOCH = re.compile(rb"^# vhpcd epoch ([0-9]{1,18}) tag ([0-9a-f]{0,32})$", re.MULTILINE)
 _HEAD = re.compile(r"^(?P<name>[^=:,\s]*)=(?P<pkey>[^=:,\s]*)(?P<flags>[^:]*):(?P<rest>.*)$", re.ASCII)
 _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,62}\Z", re.ASCII)
@@ -169,7 +169,7 @@ class _TooManyError(Exception):
 
 
 class _Reader:
-    """Reads a file once; an invalid statement becomes a defect, and reading goes on with the next one."""
+    """Reads a file once; an invalid statement becomes a defect, and reading continues with the next one."""
 
     def __init__(self, data: bytes) -> None:
         self.partitions: list[IbPartition] = []

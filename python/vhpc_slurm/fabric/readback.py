@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 
 class Expected:
-    """What each port should have according to some partitions."""
+    """The entries that each port must have for the given partitions."""
 
     def __init__(self, partitions: Iterable[IbPartition]) -> None:
         self._entries: dict[int, set[int]] = {}

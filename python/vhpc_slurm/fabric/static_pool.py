@@ -73,7 +73,8 @@ class StaticPool(ByPolicy):
         return (*file, *self._readback.findings(self._expected(snapshot)))
 
     def _expected(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        """What ports should have: also the keys of jobs that the site has taken out of the pool since."""
+        """The partitions that ports must have, with keys of jobs that the site has taken out of the pool
+        since."""
         declared = {one.pkey for one in self._declared}
         others = (one for one in partitions.of_snapshot(snapshot) if one.pkey not in declared)
         return (*self._declared, *others)
@@ -103,7 +104,7 @@ class StaticPool(ByPolicy):
         return changed
 
     def _file_findings(self) -> list[str]:
-        """What is wrong with the file; FabricError when it cannot be read."""
+        """Defects of the file; FabricError if it cannot be read."""
         data = plainfile.read_file(self._file, MAX_FILE)
         if data is None:
             return []  # the subnet manager runs on another host, or in a switch

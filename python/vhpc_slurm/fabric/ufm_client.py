@@ -120,7 +120,7 @@ class UfmClient:
         return self._decode(self._ask("GET", "/app/smconf"), UfmSettings)
 
     def default_membership(self) -> str:
-        """What ports are in the default partition: full, limited, or empty where UFM does not say."""
+        """The membership of ports in the default partition: full, limited, or empty if UFM does not say."""
         found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
         return self._decode(found, _UfmPartition).membership or ""
 
@@ -277,8 +277,8 @@ def _portions(guids: list[int]) -> list[list[int]]:
 def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
     """A response that is read until the deadline.
 
-    The timeout of a socket restarts with each byte, so a server could block vhpcd for ever
-    with one byte per second.
+    The timeout of a socket restarts with each byte, so a server could block vhpcd without
+    end with one byte per second.
     """
 
     class Raw(io.RawIOBase):

@@ -59,7 +59,7 @@ class Change:
     delete: bool = False
 
     def line(self) -> str:
-        """What is still to be done, as text."""
+        """The open changes as text."""
         words = [
             f"lacks {len(self.add)} ports" if self.add else "",
             f"has {len(self.remove)} too many" if self.remove else "",
@@ -230,10 +230,10 @@ class UfmRest(ByPolicy):
         """Apply again."""
         self.apply(snapshot)
 
-    # --- what there is to do --------------------------------------------------------
+    # --- open changes ---------------------------------------------------------------
 
     def _look(self, deadline: float) -> Members:
-        """What UFM shows; repeats the request while UFM is busy and there is time."""
+        """The partitions that UFM shows; repeats the request while UFM is busy and there is time."""
         while True:
             try:
                 self._seen = self._ufm.partitions()
@@ -244,9 +244,10 @@ class UfmRest(ByPolicy):
             time.sleep(POLL_S)
 
     def _undone(self, assignment: KeyAssignment, change: Change) -> FabricError:
+        why = self._late.get(assignment.pkey, "UFM showed the key earlier but no longer does")
         return FabricError(
             f"UFM did not apply the key of {assignment.generation} within {self._timeout_s:g} s",
-            f"{change.line()}: {self._late.get(assignment.pkey, 'UFM showed it before, not now')}",
+            f"{change.line()}: {why}",
             "see UFM's log; fabric.apply_timeout_s is how long it may take",
         )
 
@@ -300,9 +301,9 @@ class UfmRest(ByPolicy):
         return not why
 
     def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        """What ports should have: our assignments, and all other keys of UFM.
+        """The partitions that ports must have: our assignments, and all other keys of UFM.
 
-        A key that the site took out of the pool has ports of the site beside those that a job leaves.
+        A key that the site took out of the pool has ports of the site and those that a job leaves.
         """
         ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         known = {one.pkey for one in ours}
