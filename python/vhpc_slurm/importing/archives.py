@@ -3,7 +3,7 @@
 
 Formats: the OCI image specification 1.1 ("Image Layout", "Image Manifest", "Image
 Configuration"), and the "Combined Image JSON + Filesystem Changeset Format" of Moby's
-image specification 1.2. What an archive says about its parts (sizes, digests) is checked.
+image specification 1.2. Sizes and digests in an archive are checked against its parts.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Layer:
 class Container:
     """A container image: its layers, the lowest first, and its configuration.
 
-    ``digest`` is the one by which registries know it, of its manifest; of its configuration
-    in docker's archives, which have no manifest.
+    ``digest`` is the name of the image in registries, the digest of its manifest; docker's
+    archives have no manifest, and theirs is the digest of the configuration.
     """
 
     files: Files

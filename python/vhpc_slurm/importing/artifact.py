@@ -55,7 +55,7 @@ def write_layout(
         notes: annotations, for people.
 
     Returns:
-        the digest by which registries know the image.
+        the digest that names the image in registries.
     """
     (folder / "blobs/sha256").mkdir(parents=True)
     layers = [_descriptor(kind, sha256, size) for kind, sha256, size in blobs]
@@ -80,7 +80,7 @@ def write_layout(
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What the manifest of a registry describes.
+    """The parts of the image that a registry's manifest describes.
 
     Returns:
         ``{"container": True}``; or, of a vhpc image, media type, sha256 and size of its ``manifest``,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between two images: their manifests, and the files of their roots."""
+"""Differences between two images: between their manifests, and between the files of their roots."""
 
 from __future__ import annotations
 

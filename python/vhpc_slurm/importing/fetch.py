@@ -80,7 +80,7 @@ def fetch_artifact(
         reference: with the digest of its OCI manifest.
         present: sha256 -> a file with a blob's bytes. These blobs are not fetched, and the layout
             does not have them.
-        wanted: bytes that are to be fetched.
+        wanted: number of bytes to fetch.
     """
     shown = {f"blobs/sha256/{sha256}": path for sha256, path in present.items()}
     # signatures of containers (policy.json) are checked before, but a layout cannot have them
@@ -166,7 +166,7 @@ def reason(said: IO[bytes], otherwise: str) -> str:
     line = lines[-1] if lines else otherwise
     found = re.search(r'msg="((?:[^"\\]|\\.)*)"', line)
     text = found[1].replace('\\"', '"') if found else line
-    # skopeo inspect says so of every error of a registry
+    # skopeo inspect puts this before every error of a registry
     return one_line(re.sub(r'^Error parsing image name "[^"]*": ', "", text)[:400])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests that a thread computes beside the caller's own work; hashlib does not hold Python's lock."""
+"""Digests that a thread computes in parallel to the caller's work; hashlib does not hold Python's lock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CHUNK = 1 << 20
 READ_AHEAD = 1 << 22
 """Bytes that a thread hashes before it needs Python's lock again."""
 SAME = ("st_size", "st_mtime_ns", "st_ctime_ns")
-"""What is the same of a file that nobody has changed."""
+"""Attributes that change when a file is changed."""
 
 
 class Hasher:
-    """The sha256 of pieces, one of which is waiting at most."""
+    """The sha256 of pieces; at most one piece waits."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()

@@ -37,12 +37,12 @@ MADE = {
     "kernel": ("kernel", "application/vnd.vhpc.kernel.bzimage"),
     "initrd": ("initrd", "application/vnd.vhpc.initrd.cpio"),
 }
-"""What the worker makes: key of the manifest -> file and media type. Kernel and initrd only if the
+"""Files that the worker makes: key of the manifest -> file and media type. Kernel and initrd only if the
 source has a kernel of its own."""
 OWN_INIT_MEMORY_MIB = 512
 """Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
-"""Labels of imported images: the image that gave the kernel; by which digest a registry was asked."""
+"""Labels of imported images: the image that gave the kernel; the digest that a registry was asked for."""
 EPOCH_DIGITS = 11
 """Of SOURCE_DATE_EPOCH: until the year 5138."""
 MEMORY_MAX = 16 << 30
@@ -98,12 +98,12 @@ def import_image(
 
     Args:
         images: the site's configuration.
-        source: what to import; read with the caller's rights.
+        source: the source to import; read with the caller's rights.
         target: name of the image.
         catalog: where to put it; made if it does not exist.
         kernel: image of the site whose kernel and initrd the image gets; empty: the site's choice.
         progress: gets a line for each step.
-        labels: of the image, beside those of the container.
+        labels: of the image, in addition to those of the container.
 
     Raises:
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
@@ -319,7 +319,7 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
 
 
 def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[str, Any]) -> dict[str, Any]:
-    """What an import says of itself; UserError if the worker's result does not fit into a manifest."""
+    """Values of an import for its manifest; UserError if the worker's result does not fit into a manifest."""
     empty = msgspec.to_builtins(Process(entrypoint=(), arguments=(), environment={}, user="", working_dir=""))
     try:
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
@@ -340,12 +340,13 @@ def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[
 
 
 def _knows_verity(own: object) -> bool:
-    """Whether the kernel can use a hash tree: that of the site does, one of the source says so."""
+    """Whether the kernel can use a hash tree; the site's kernel can, for the source's kernel ``own`` tells
+    it."""
     return not isinstance(own, dict) or own.get("verity") is not False
 
 
 def _own_system(base: Parent, own: object) -> dict[str, Any]:
-    """What starts in the image: the agent alone, or the system that the source brings with its kernel."""
+    """The first process of the image: the agent alone, or the source's own system with its kernel."""
     if not isinstance(own, dict):
         initrd = base.catalog.blob_path(base.image.manifest.initrd)
         return {"init": "agent", "drivers": kept(base.manifest.drivers, initrd)}
@@ -357,7 +358,7 @@ def _own_system(base: Parent, own: object) -> dict[str, Any]:
 
 
 def _saved(parent: Parent, source: str, found: dict[str, Any]) -> dict[str, Any]:
-    """What the saved files of a guest of an image say of themselves."""
+    """Values of the saved files of a guest for their manifest."""
     return {
         "description": f"{source}, which ran {parent.image.ref.label}"[:1024],
         "provenance": _origin("vhpc save", parent.image.digest, source, found, _date(time.time())),
@@ -365,7 +366,7 @@ def _saved(parent: Parent, source: str, found: dict[str, Any]) -> dict[str, Any]
 
 
 def _created(found: dict[str, Any]) -> str:
-    """The time of an imported image: the same source is to give the same digest, at any time.
+    """The time of an imported image; the same source must give the same digest at any time.
 
     It is that of SOURCE_DATE_EPOCH, or when the container was made, or empty.
 

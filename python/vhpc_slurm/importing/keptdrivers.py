@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which drivers a guest has although its root is not that of the image whose kernel it boots."""
+"""Drivers that a guest has although its root is from another image than its kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.bootfiles.modules import module_name
 
 LOAD_LIST = "modules/load"
-"""The file of the initrd by which vhpc-init loads modules before it mounts the root."""
+"""The file of the initrd with the modules that vhpc-init loads before it mounts the root."""
 
 
 def kept(drivers: Mapping[str, str], initrd: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import WHITEOUT, Content, Node, RefusedError, Tree, folder
 
 GZIP_CHUNK = 1 << 16
-"""Bytes of input: zlib copies what is left of them after each member, of which there may be thousands."""
+"""Bytes of input: zlib copies the rest of them after each member, and there may be thousands of members."""
 ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n, 0x2A, 0x4D, 0x18)) for n in range(16)))
 """Of a frame, and of frames to skip (RFC 8878). The program zstd also reads gzip, xz and lz4."""
 XATTR = "SCHILY.xattr."

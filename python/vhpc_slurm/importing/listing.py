@@ -46,7 +46,7 @@ def write_listing(request: dict[str, Any], root: Path, out: Path, memory: Path, 
     """Write ``out/files``: a line of JSON for each file, the array of an ``Entry``'s fields.
 
     Args:
-        request: ``max_files`` and ``max_bytes`` of all contents together, of which more are refused;
+        request: ``max_files`` and ``max_bytes`` of all contents together; more are refused;
             ``memory``: bytes that may be written below ``memory``.
         root: the bytes of the file system.
         out: folder to work in.

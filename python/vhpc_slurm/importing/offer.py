@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a registry has under a name: a container, or a vhpc image."""
+"""An image in a registry under a name: a container, or a vhpc image."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Artifact(Strict, frozen=True):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a registry has under a name.
+    """An image in a registry under a name.
 
     Attributes:
         source: of kind ``docker``; its digest is that of the registry's manifest or index.
@@ -60,7 +60,7 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        """The digest by which the registry knows it."""
+        """The digest that names it in the registry."""
         return self.source.digest
 
 
@@ -69,7 +69,7 @@ def look(source: Source, timeout_s: float) -> Offer:
 
     Raises:
         UserError: it has nothing under this name, does not answer in time, or answers with other
-            bytes than those of a digest; or they are neither a container nor a vhpc image.
+            bytes than those of a digest; or the image is not a container and not a vhpc image.
     """
     digest = source.name.partition("@")[2]
     asked = replace(source, digest=digest) if digest else source

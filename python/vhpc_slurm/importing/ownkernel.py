@@ -114,7 +114,8 @@ def _version(release: str) -> list[tuple[int, str]]:
 
 
 def _lists(site: dict[str, bytes], modules: ModuleTree) -> dict[str, list[LoadStep]]:
-    """What the site's initrd loads, as far as this kernel has it, and what no guest can do without."""
+    """Modules that the site's initrd loads, as far as this kernel has them, and those that every guest
+    needs."""
     lines = site.get("modules/load", b"").decode().split()
     wanted = [SUFFIX.sub("", line.removeprefix("-")) for line in lines]
     more = {name: one for name, one in MORE_LISTS.items() if all(map(modules.has, one.modules))}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container would start: for the manifest, and as files of the root; runs in the sandbox."""
+"""The command of a container: for the manifest, and as files of the root; runs in the sandbox."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VARIABLE_NAME_MAX, VARIABLE_MAX = 128, 32768
 
 
 def process_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What a container's configuration would start, with the manifest's keys.
+    """The command in a container's configuration, with the manifest's keys.
 
     Raises:
         RefusedError: it is not a configuration.
@@ -113,7 +113,7 @@ def left_out_labels(config: dict[str, Any]) -> str:
 
 
 def created_of(config: dict[str, Any]) -> str:
-    """When a container was made, as UTC (``2026-11-23T03:24:56Z``); empty if it does not say so.
+    """When a container was made, as UTC (``2026-11-23T03:24:56Z``); empty if it does not say when.
 
     Builders that want equal bytes write the beginning of time or of the epoch, which says nothing.
     """
@@ -144,7 +144,7 @@ def _texts(of: dict[str, Any], key: str) -> list[str]:
 
 
 def put_files(tree: Tree, process: dict[str, Any], out: Path, layer: int) -> None:
-    """Put the files into a tree by which a guest knows what the container has.
+    """Put the files into a tree that tell a guest the container's environment and command.
 
     ``/etc/vhpc/container-environment`` is what the guest's agent reads (guest/agent/imageenv.h);
     ``/etc/vhpc/entrypoint`` is a script for users: it starts what a container runtime would start.

@@ -35,7 +35,7 @@ class Pulled:
     Attributes:
         image: its name.
         digest: of the image.
-        registry_digest: by which the registry knows it.
+        registry_digest: the digest that names it in the registry.
         changed: whether the name pointed to another image before.
         fetched: bytes of kernel, initrd and root that the catalogue did not have.
         signatures: their number in the registry.

@@ -37,7 +37,7 @@ class Pushed:
         image: its name in the catalogue.
         digest: of the image.
         reference: where it is now.
-        registry_digest: by which the registry knows it.
+        registry_digest: the digest that names it in the registry.
         size: bytes of kernel, initrd and root.
         signatures: their number.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user imports, as written on the command line."""
+"""The source of an import, as written on the command line."""
 
 from __future__ import annotations
 

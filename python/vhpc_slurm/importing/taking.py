@@ -39,12 +39,12 @@ BOOTABLE_LABEL = "containers.bootc"
 
 @dataclass
 class Taken:
-    """What was taken of a source.
+    """The parts that were taken from a source.
 
     Attributes:
         tree: names and attributes of its files.
         tars: their contents, by number of layer.
-        process: what the container would start.
+        process: the command of the container.
         labels: of the container.
         created: when the container was made; empty: unknown.
         special: number of devices and pipes that were left out.
@@ -207,7 +207,7 @@ def check_type(kind: str, source: Path) -> None:
 
 
 def read_container(kind: str, source: Path, name: str, variant: str) -> Container:
-    """What an archive or a layout has; RefusedError if it is damaged or has no such image."""
+    """An image of an archive or a layout; RefusedError if it is damaged or has no such image."""
     if kind == "fetched":
         return read_fetched(Folder(source))
     if kind == "oci":

@@ -110,7 +110,7 @@ class Tree:
         return self.find(path) is not None
 
     def find(self, path: str) -> Node | None:
-        """What is at a path; links on the way are followed, one at its end is not."""
+        """The node at a path; links on the way are followed, a link at its end is not."""
         return self._lookup(path, parts(path))
 
     def link(self, path: str, target: str, layer: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that reads what a user imports; it runs in the sandbox, and nobody trusts it.
+"""The process that reads the source of an import; it runs in the sandbox and is not trusted.
 
 It reads one JSON object from stdin, finds the source below /in and writes
 ``/out/root.erofs``. It writes JSON lines to stdout: ``{"step": TEXT}`` and
@@ -66,12 +66,12 @@ def main() -> int:
 
 
 def _reason(err: OSError) -> str:
-    """What an error of the system means to somebody who does not know the sandbox."""
+    """An error of the system in the words of the user, who does not know the sandbox."""
     if err.errno in {errno.ENOSPC, errno.EDQUOT}:
         return "the catalogue has no space left to unpack it"
     name = str(err.filename or "")
     if not name.startswith(str(SOURCE)):
-        return f"its reader cannot go on: {err.strerror}"
+        return f"its reader cannot continue: {err.strerror}"
     return f"cannot read {name.removeprefix(str(SOURCE)).strip('/')[:80] or 'it'}: {err.strerror}"
 
 
