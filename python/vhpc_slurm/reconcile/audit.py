@@ -2,8 +2,8 @@
 """Orphans and stale generations on this node, each with its repair.
 
 Compares the journals, the node itself (libvirt, processes, uids, folders, pins)
-and vhpcd's leases.  What belongs to a running hook or to a job with a live
-lease stays; everything else is an orphan.
+and vhpcd's leases.  Objects of a running hook or of a job with a live lease
+stay; everything else is an orphan.
 """
 # Decision: No age is computed by a wall clock
 
@@ -45,7 +45,7 @@ def audit(
         ended: whether a job has ended for slurmctld, which waits for no Epilog of it; called
             only for jobs without a live lease whose steps still run here.
         left: whether this node has left the running job of a generation; called only
-            for generations with a live lease of which no step runs here.
+            for generations with a live lease and without a step that runs here.
         before: generations that had a journal before vhpcd was asked for ``live``, which says nothing about
             others; None: all.
     """
@@ -66,7 +66,7 @@ def _stale_generations(
     running = steps.running()
     for generation in list(journal.generations(layout.journals)):
         if joblock.end_was_interrupted(layout, generation):
-            # Slurm and vhpcd may have the job for as long as nobody tells them that it has ended here.
+            # Slurm and vhpcd may have the job until a node tells them that it has ended here.
             if generation in journal.generations(layout.journals):
                 yield NodeFinding(
                     Kind.STALE_GENERATION,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of a finding: whether it was repaired, and whether the node is drained."""
+"""The result of a finding: whether it was repaired, and whether the node is drained."""
 
 from __future__ import annotations
 

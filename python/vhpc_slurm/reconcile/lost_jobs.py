@@ -6,8 +6,8 @@ the batch script never starts the script; a killed slurmstepd ends the script; a
 reboot ends the script and the guests.  Slurm notices by itself, but only after
 BatchStartTimeout, which must be long because guests have to boot.  This module
 requeues or cancels such a job earlier: when its guests have been ready for a
-while without a script, or are gone after a reboot.  vhpcd finds jobs of which
-no Prolog has begun (``controller.leases.reconcile``): their nodes have nothing to look at.
+while without a script, or are gone after a reboot.  vhpcd finds jobs without a Prolog
+(``controller.leases.reconcile``): their nodes have no trace of them.
 """
 # Decision: Lost jobs are found before BatchStartTimeout
 
@@ -68,7 +68,7 @@ def findings(
 
 
 class _LostJob(Record, frozen=True, order=True):
-    """A generation of which no script runs here; ``guests`` tells whether it still has its guests."""
+    """A generation without a script that runs here; ``guests``: whether it still has its guests."""
 
     generation: Generation
     why: str
@@ -76,7 +76,7 @@ class _LostJob(Record, frozen=True, order=True):
 
 
 def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_LostJob]:
-    """Generations of which no script runs here.
+    """Generations without a script that runs here.
 
     They have been ready (or refused) for a while without a step, or were ended by a reboot.
     """

@@ -88,7 +88,7 @@ def _live(records: list[LeaseRecord]) -> list[LeaseRecord]:
 
 
 def _owed(layout: Layout, records: list[LeaseRecord], node: str) -> list[Generation]:
-    """Generations that have ended, or of which an Epilog began here, and that this node has not acknowledged.
+    """Generations that have ended, or whose Epilog began here, and that this node has not acknowledged.
 
     Slurm takes nodes from running jobs: the lease of a generation that has ended here may be live.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the jobs of a node have used until now, for people who look at a running job.
+"""The usage of a node's jobs until now, for people who look at a running job.
 
-One message for all jobs of the node, in each health check. Nobody waits for it: guests have one deadline
-together, and what fails here is only missing there.
+One message for all jobs of the node, in each health check. No job waits for it: guests have one deadline
+together, and after a failure the figures are only missing.
 """
 
 from __future__ import annotations
