@@ -4,7 +4,7 @@
 Decides which tests there are, how large they are and how their output is parsed, how native and
 guest figures are compared, and what a report contains.  ``run`` submits the jobs,
 through ``slurm.userjobs``, with the rights of the user who calls it; everything
-else is pure.  It may not print (except progress, through a callback), and knows
-neither vhpcd nor the node library: guests are requested as every user does.
+else is pure.  It may not print (except progress, through a callback), and does
+not know vhpcd or the node library: guests are requested as every user does.
 Called by ``cli.bench`` only.
 """

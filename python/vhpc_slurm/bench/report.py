@@ -115,7 +115,7 @@ def _problems(wish: Wish, test: Benchmark, found: dict[tuple[int, Side], Outcome
 
 
 def _hint(test: Benchmark, side: Side) -> str:
-    """What to install where a test's program is missing."""
+    """The packages to install if a test's program is missing."""
     if side == "native":
         return (
             f"install it on the nodes (Debian: {test.packages}), or load the site's module: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caller requests, checked before a job is submitted.  Pure."""
+"""The caller's request, checked before a job is submitted.  Pure."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ May not decide what to do with the answer.  vhpcd uses ``connect``, which honour
 ``controller.slurm_adapter``; hooks, reconciliation and ``vhpc doctor`` use
 ``commands``: they ask once or twice, and to start pyslurm takes longer.  No other package runs a
 command of Slurm or reads ``controller.slurm_bin`` and ``controller.slurm_conf``.
-``user_jobs`` is not part of the port: it submits jobs for the user who runs vhpc;
-nor is ``node_runs``: it runs commands of root on nodes.
+``user_jobs`` (jobs for the user who runs vhpc) and ``node_runs`` (commands of
+root on nodes) are not part of the port.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OFF_S = 4.0
 each up after TCPTimeout of slurm.conf (2 s by default)."""
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 USERS_SBCAST = Path("/usr/local/bin/sbcast")
-"""Where vhpc's sbcast is found before Slurm's."""
+"""vhpc's sbcast, in a folder that PATH has before Slurm's."""
 
 
 def connect(config: Config) -> Slurm:

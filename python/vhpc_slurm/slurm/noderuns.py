@@ -229,7 +229,7 @@ class Run:
             os.write(self.child.stdin.fileno(), line + b"\n")
 
     def dismiss(self) -> None:
-        """End its standard input: it is to end within the time for an Epilog."""
+        """End its standard input, so that it ends within the time for an Epilog."""
         assert self.child.stdin is not None
         self.child.stdin.close()
         self.until = min(self.until, time.monotonic() + SPARE_S)
@@ -264,7 +264,7 @@ class Run:
         return ended or bool(self.why)
 
     def result(self) -> Ended:
-        """What it printed, and why it failed, once it has ended."""
+        """The output, and why the command failed, once it has ended."""
         for pipe in (*self._pipes(), *filter(None, [self.child.stdin])):
             pipe.close()  # a process that srun has left behind cannot write on
         output, said = bytes(self.said[0]), self.said[1].decode("utf-8", "replace")

@@ -102,7 +102,8 @@ class JobRef(Record, frozen=True):
 
     @property
     def whole(self) -> str:
-        """What is requeued or cancelled with this job: all components of a heterogeneous job."""
+        """Name of everything that is requeued or cancelled with this job: all components of a heterogeneous
+        job."""
         if self.array:
             return f"{self.array[0]}_{self.array[1]}"
         return str(self.het[0] if self.het else self.job_id)
@@ -117,7 +118,7 @@ class SlurmNode(Record, frozen=True):
 
 
 class NodeResources(Record, frozen=True):
-    """What slurm.conf gives a node to allocate.
+    """Resources of a node that slurm.conf lets Slurm allocate.
 
     Attributes:
         name: NodeName.
@@ -136,7 +137,7 @@ class NodeResources(Record, frozen=True):
 
 
 class Standing(Record, frozen=True):
-    """What a user may do beside the user's own jobs.
+    """A user's rights to the jobs of others.
 
     Attributes:
         level: AdminLevel: None, Operator, Administrator.

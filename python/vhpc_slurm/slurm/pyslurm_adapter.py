@@ -9,10 +9,10 @@ differ: pyslurm 24.11.0 reads an empty allocation from Slurm 24.11.5.  So
 - the first job of each kind (with SMT, with GRES, without) is also read by
   scontrol, and both answers must be the same.
 
-pyslurm never runs in this process: see ``pyslurm_client``.  What changes a job
-is left to Slurm's own commands: pyslurm takes a JobId, which for one element of
-an array may mean all of them (``JobRef``).  Elements of arrays that share their
-record with others, and components of heterogeneous jobs, are read by scontrol.
+pyslurm never runs in this process: see ``pyslurm_client``.  Slurm's own
+commands change jobs: pyslurm takes a JobId, which for one element of an array
+may mean all of them (``JobRef``).  Elements of arrays that share their record
+with others, and components of heterogeneous jobs, are read by scontrol.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class PySlurm(Scontrol):
             raise UnusableError(f"{self._checked} gave no list of jobs", str(err), HINT) from err
 
     def _prove(self, job: SlurmJob, kinds: set[str]) -> SlurmJob:
-        """Return the job if scontrol says the same of it, or has said so of another job of its kind."""
+        """Return the job if scontrol shows the same job, or did for another job of its kind."""
         if not job.allocation.nodes:
             return job
         kinds = {"plain"} | kinds | ({"gres"} if any(part.gres for part in job.allocation.nodes) else set())

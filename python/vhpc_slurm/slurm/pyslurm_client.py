@@ -2,8 +2,8 @@
 """Questions to pyslurm in a child process (``pyslurm_worker``), each with a deadline.
 
 One child answers the questions of all threads, one after the other.  It is
-killed when it does not answer in time, dies or sends anything unexpected, and
-started anew for the next question.
+killed when it does not answer in time, dies or sends anything unexpected;
+another one is started for the next question.
 """
 
 from __future__ import annotations

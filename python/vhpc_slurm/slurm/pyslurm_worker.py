@@ -9,7 +9,7 @@ standard output, as frames: four bytes of length, most significant first, then
 JSON.  The first frame is the versions.  It ends with its parent (end of file),
 and by SIGALRM when a question takes longer than the parent waits.
 
-What pyslurm does (read in 25.11.2): ``Job.load`` is two requests; text that is not
+Properties of pyslurm 25.11.2, from its source: ``Job.load`` is two requests; text that is not
 UTF-8 raises UnicodeDecodeError, which has the bytes; "None" becomes None; CPU
 ids are core ids; the records of an array after the first one are never freed,
 so the client replaces this process now and then.

@@ -26,7 +26,7 @@ class AccountedJob(Record, frozen=True):
     """A job in the accounting database.
 
     Attributes:
-        name: by which Slurm's commands find this job only.
+        name: with it Slurm's commands find this job only.
         state: the first word of its state.
         elapsed_s: seconds that it has run; a guest's boot is part of them.
         cpus: allocated CPUs.
