@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell completes: commands and options of the command line itself, images, and jobs of the user.
+"""Completions for shells: commands and options of the command line itself, images, and jobs of the user.
 
 Nothing is kept from one call to the next, so nothing is out of date.
 """
@@ -27,7 +27,7 @@ def complete(
 
 
 def candidates(root: Any, words: Sequence[str]) -> list[str]:
-    """What may stand in place of the last of the words after ``vhpc``.
+    """Completions of the last of the words after ``vhpc``.
 
     Args:
         root: the command of typer.

@@ -44,7 +44,7 @@ def unknown(job_id: int) -> UserError:
 
 
 def client(config: Config) -> ControllerClient:
-    """What asks vhpcd; sends nothing yet."""
+    """A client of vhpcd; sends nothing yet."""
     from vhpc_slurm.controller.client import ControllerClient
 
     return ControllerClient(config)

@@ -19,7 +19,7 @@ CLEAR = "\r\x1b[K"
 
 
 class _Shown:
-    """What is on standard error now: whether a bar is drawn, and when something was written."""
+    """The state of standard error: whether a bar is drawn, and when something was written."""
 
     drawn = False
     at = time.monotonic()

@@ -173,7 +173,7 @@ def _compare(
     svg: str | None,
     as_json: bool,
 ) -> int:
-    """What both commands do; the parameters have the names of theirs."""
+    """The work of both commands; the parameters have the names of theirs."""
     if svg == "-" and as_json:
         raise typer.BadParameter("--svg - and --json cannot both write to standard output")
     from vhpc_slurm.bench import wish
@@ -239,10 +239,10 @@ def _run(config: Config, wish: Wish, *, folder: Path, keep: bool, svg: str | Non
 
 
 def _check(config: Config, wish: Wish) -> None:
-    """What can be known before a job waits in the queue."""
+    """Raise the errors that are known before a job waits in the queue."""
     ref = ImageRef.parse(wish.image)
     catalogue = site_catalog(config.images)
-    if not ref.own and catalogue.path.is_dir():  # a login host may have no access to it; then the job says so
+    if not ref.own and catalogue.path.is_dir():  # a login host may have no access; then the job reports it
         catalogue.resolve(ref)
     if wish.nodes > 1 and "job" not in config.network.allowed:
         raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc setup: what a host needs beside its packages, and what is left for the administrator.
+"""vhpc setup: makes what a host needs in addition to its packages, and lists the rest for the administrator.
 
 A step looks first, changes only what is missing, and never replaces what a site has set otherwise; so it may
 be repeated.
@@ -35,7 +35,7 @@ _OWNER, _MODE = "libvirt-qemu", "0751"
 
 
 class Role(StrEnum):
-    """What a host is for; a host with several roles is set up for each."""
+    """The purpose of a host; a host with several roles is set up for each."""
 
     NODE = "node"
     CONTROLLER = "controller"
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where the host's files are; tests have others."""
+    """Paths of the host's files; tests use others."""
 
     libvirt: Path = LIBVIRT_FOLDER
     root: Path = Path("/")
@@ -63,7 +63,7 @@ def setup(
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Do what this host needs beside its packages, and show what is left (root).
+    """Do what this host needs besides its packages, and show what is left (root).
 
     It may be repeated.  The exit status is 1 when something is left to do, 3 when a step failed.
     """

@@ -96,7 +96,7 @@ def _become_builder(
 
     Args:
         config: the configuration.
-        recipe: a file, or the name of a recipe beside the builder.
+        recipe: a file, or the name of a recipe in the builder's folder.
         name: ``[own/]NAME[:TAG]``; None: those of the recipe.
         catalog: ``--catalog``.
         words: further options of the builder.

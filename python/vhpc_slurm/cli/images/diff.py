@@ -62,7 +62,7 @@ def _text(value: Any) -> str:
 
 
 def _about(change: Change) -> str:
-    """What is new, or what differs."""
+    """Describes a file that is new or gone, or its differences."""
     if change.before is None or change.after is None:
         entry = change.before or change.after
         assert entry is not None

@@ -133,7 +133,7 @@ def _result(row: dict[str, Any]) -> tuple[str, str, str, str]:
 def _judged(
     config: Config, subject: Subject, image: ImageIdentity, catalog: FolderCatalog
 ) -> list[dict[str, str | None]]:
-    """What each rule that may apply says of an image; the rule None stands for none."""
+    """Results of an image by each rule that may apply; the rule None stands for no rule."""
     rows = []
     for rule in possible(config.policy, subject):
         refusal = None

@@ -137,7 +137,7 @@ def show(name: ImageArgument, catalog: CatalogFolder = None, as_json: Json = Fal
 
 
 def _more(whole: Manifest) -> list[tuple[str, str]]:
-    """What a lease does not carry of a manifest."""
+    """Values of a manifest that a lease does not carry."""
     origin, process = whole.provenance, whole.process
     return [
         ("entrypoint", shlex.join([*process.entrypoint, *process.arguments])),

@@ -2,8 +2,9 @@
 """vhpc image warm with images.peer_port: nodes get an image from each other, as those of a job do.
 
 Nodes of a job start together and ask each other in the order of their lease. The jobs of a warming
-start when their nodes have room, so the command says to each node whom it asks, when the node is there,
-and lets a node end when nobody asks it any more. Both talk by lines of JSON over the pipes of an srun.
+start when their nodes have room. So the command tells each node, when its job has started, which node
+it asks, and lets a node end when no node asks it any more. Command and nodes exchange lines of JSON
+over the pipes of an srun.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Relay:
         self._members.pop(node, None)
 
     def unneeded(self, *, more: bool) -> list[str]:
-        """Nodes that have the image and that nobody asks; ``more``: others will still join."""
+        """Nodes that have the image and that no node asks; ``more``: others will still join."""
         return [
             name
             for name, one in self._members.items()
@@ -122,8 +123,8 @@ def copy(
 ) -> Generator[Ended, None, None]:
     """Run ``vhpc image stage --peers`` on nodes, as ``NodeRuns.run``, and yield the end of each copy.
 
-    Nodes that serve others run on meanwhile, beside the ``parallel`` ones that copy. All are ended if the
-    iterator is closed, or left by an exception.
+    Nodes that serve others stay in addition to the ``parallel`` ones that copy. All are ended if the
+    iterator is closed or left by an exception.
 
     Args:
         runs: starts the commands.
@@ -194,7 +195,7 @@ class _Jobs:
         return found
 
     def let_go(self, *, more: bool) -> None:
-        """End nodes that nobody needs any more; ``more``: others will be started."""
+        """End nodes that no other node needs any more; ``more``: others will be started."""
         for node in self._relay.unneeded(more=more or not self._joined.issuperset(self.copying)):
             self._relay.gone(node)
             self.serving[node].dismiss()

@@ -38,7 +38,7 @@ SERVING_MIB = 128
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """What ``vhpc image stage --json`` prints; ``sources`` has bytes by where they came from."""
+    """The output of ``vhpc image stage --json``; ``sources`` has bytes by their source."""
 
     image: str
     digest: str
@@ -48,7 +48,7 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class OnNode(msgspec.Struct, frozen=True):
-    """What became of an image on one node; ``problem`` is empty if the node has it."""
+    """The result of staging an image on one node; ``problem`` is empty if the node has it."""
 
     node: str
     copied: int = 0

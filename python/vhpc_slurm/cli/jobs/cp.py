@@ -38,8 +38,8 @@ LINE_MAX = 80
 _REMOTE = re.compile(r"([1-9][0-9]{0,9})(?:/([A-Za-z0-9._-]{1,255}))?:(.*)", re.DOTALL)
 _FILE = re.compile(rb"f ([0-7]{1,4}) ([0-9]{1,18}) (-?[0-9]{1,11})")
 
-# What runs in the guest needs sh, coreutils or busybox, and tar for folders. The first argument is the task
-# that is to run (ONLY_TASK), then come those of the script.
+# The scripts in the guest need sh, coreutils or busybox, and tar for folders. The first argument is the
+# task that runs (ONLY_TASK), then come those of the script.
 _BEGIN = (
     ONLY_TASK
     + """
@@ -227,7 +227,7 @@ def _shell(place: JobGuest, script: str, *arguments: str) -> Iterator[Step]:
 
 
 def _last_name(path: str) -> str:
-    """What a copy in a folder is called; empty: the content of a folder is copied."""
+    """The name of a copy in a folder; empty: the content of a folder is copied."""
     name = PurePosixPath(path).name
     return "" if name == ".." or path.endswith("/.") else name
 

@@ -42,7 +42,7 @@ class _Header(tarfile.TarInfo):
 
 
 class Kind(Enum):
-    """What is left out: one of it, several of it."""
+    """Kinds of entries that are left out: the words for one of them, and for several."""
 
     OUTSIDE = "link that leads outside", "links that lead outside"
     DEVICE = "device", "devices"
@@ -53,7 +53,7 @@ class Kind(Enum):
 
 @dataclass
 class Copied:
-    """What was copied, and what was left out."""
+    """The entries that were copied, and those that were left out."""
 
     files: int = 0
     left_out: dict[Kind, list[str]] = field(default_factory=dict)
@@ -70,13 +70,13 @@ class Copied:
             names.append(one_line(name)[:80])
 
     def leave_out_entry(self, entry: tarfile.TarInfo) -> None:
-        """Note an entry of a tar that is neither file, folder nor link."""
+        """Note an entry of a tar that is not a file, folder or link."""
         is_device = entry.ischr() or entry.isblk()
         kind = Kind.DEVICE if is_device else Kind.PIPE if entry.isfifo() else Kind.OTHER
         self.leave_out(kind, entry.name)
 
     def left_out_line(self) -> str:
-        """What was left out, as one line; empty: nothing was."""
+        """The entries that were left out, as one line; empty if there are none."""
         parts = []
         for kind, names in self.left_out.items():
             count = self.counts[kind]

@@ -93,7 +93,7 @@ class Door:
         return not self.clients or peer in self.clients
 
     def note(self) -> str:
-        """Who can connect, for the user."""
+        """The text for the user about who can connect."""
         if self.clients:
             return f"; only {', '.join(self.clients)} can connect to it"
         if ipaddress.ip_address(self.address).is_loopback:
@@ -252,7 +252,7 @@ async def _relay(step: Step, listener: socket.socket, place: JobGuest, port: int
 def _guarded(
     forwarding: Forwarding, door: Door
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """What serves a client, if it may connect; connections of others are reset."""
+    """A function that serves a client if it may connect, and resets connections of others."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")

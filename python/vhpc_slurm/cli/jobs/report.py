@@ -54,7 +54,7 @@ def report(
 
 
 def gather(client: ControllerClient, job_id: int) -> JobReport | None:
-    """What vhpcd knows of a job's last incarnation; None when it shows this user no such job.
+    """vhpcd's data about a job's last incarnation; None if it shows this user no such job.
 
     Raises:
         UserError: this user asks vhpcd too often.
@@ -69,7 +69,7 @@ def gather(client: ControllerClient, job_id: int) -> JobReport | None:
 
 
 def _usage(client: ControllerClient, record: LeaseRecord) -> JobUsage | None:
-    """What nodes have reported of this incarnation: while it runs, and when it ends."""
+    """The nodes' usage reports of this incarnation: while it runs, and when it ends."""
     try:
         page, nodes = client.usage(record.lease.generation.job_id, so_far=True)
     except UserError:

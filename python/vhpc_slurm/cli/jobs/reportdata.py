@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a job, as one document: from vhpcd's lease, timelines and reports of nodes.  Pure."""
+"""One document about a job: from vhpcd's lease, timelines and reports of nodes.  Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make(
 
 
 def document(found: JobReport) -> dict[str, Any]:
-    """What ``vhpc report --json`` prints."""
+    """The output of ``vhpc report --json``."""
     record, lease = found.record, found.record.lease
     request = lease.request
     return {

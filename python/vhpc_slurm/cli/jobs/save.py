@@ -31,7 +31,7 @@ OF_THE_JOB = (
     "./tmp/*",
     "./var/tmp/*",
 )
-"""What the agent writes for one job, and temporary files."""
+"""Files that the agent writes for one job, and temporary files."""
 SCRIPT = f"""
 set -u
 if [ "$(id -u)" = 0 ]; then root=

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs have used in guests, as rows of a table and as JSON; for ``seff`` and ``report``.  Pure."""
+"""Usage of programs in guests, as rows of a table and as JSON; for ``seff`` and ``report``.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = ("STEP", "TASKS", "CPU", "USER", "SYSTEM", "PEAK", "LARGEST", "READ", "WR
 
 
 def of_job(page: UsagePage, nodes: Sequence[NodeUsage]) -> JobUsage | None:
-    """The sum of what nodes have reported of the end, and of what others have said so far; None: nothing."""
+    """The sum of the nodes' final reports and of the other nodes' reports until now; None: no report."""
     generation = Generation.parse(page.generation)
     running = [NodeUsage(generation, one.node, one.guests) for one in page.so_far]
     if not nodes and not running:
@@ -36,7 +36,7 @@ def table(used: JobUsage) -> None:
 
 
 def lines(used: JobUsage) -> list[str]:
-    """What is known of the job beside its steps."""
+    """Usage of the job that belongs to no step."""
     so_far = [] if used.so_far_s is None else [f"the job runs; figures: {so_far_text(used.so_far_s)}"]
     return [f"shared folders: {shared_text(used.shared)}", *so_far]
 
@@ -47,7 +47,7 @@ def so_far_text(age_s: float) -> str:
 
 
 def shared_text(shared: SharedIo | None) -> str:
-    """What was read from shared folders and written to them."""
+    """The amounts that were read from shared folders and written to them."""
     if shared is None:
         return "not known"
     return f"read {output.size(shared.read_bytes)}, written {output.size(shared.written_bytes)}"

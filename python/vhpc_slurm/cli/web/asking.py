@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Answer(Generic[Value]):
-    """What is known now.
+    """The last answer and its age.
 
     Attributes:
         value: the last answer; None: there has been none.

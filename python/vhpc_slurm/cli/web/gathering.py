@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a viewer may see, as vhpcd tells it; each function blocks and belongs into a thread."""
+"""Asks vhpcd for everything that a viewer may see; each function blocks and belongs into a thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAGE_S = 0.4
 
 @dataclass(frozen=True)
 class Overview:
-    """What the first page shows.
+    """The content of the first page.
 
     Attributes:
         live: leases that are not released.
@@ -107,7 +107,7 @@ class Viewing:
         )
 
     def _trouble(self, client: ControllerClient) -> Trouble | None:
-        """What operators see; vhpcd knows who they are, and others are asked for seldom."""
+        """Values for operators; vhpcd decides who is one, and after a refusal it is seldom asked again."""
         if time.monotonic() < self._refused_until:
             return None
         try:
@@ -119,7 +119,7 @@ class Viewing:
         return None
 
     def job(self, job_id: int) -> tuple[JobReport | None]:
-        """What is known of a job; (None,) when vhpcd shows this viewer no such job."""
+        """The report of a job; (None,) if vhpcd shows this viewer no such job."""
         return (report.gather(ControllerClient(self._config, as_uid=self._as_uid), job_id),)
 
     def _resting(self) -> tuple[KeyAssignment, ...]:

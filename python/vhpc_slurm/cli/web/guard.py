@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may read a page, and what browsers may do with it.
+"""Decides who may read a page, and what browsers may do with it.
 
-Two ways: a token in the address that ``vhpc web`` prints, as the user who runs it; or the name
+There are two ways: a token in the address that ``vhpc web`` prints, as the user who runs it; or the name
 of a user in a header of the site's proxy, behind a Unix socket that only the proxy opens.
 """
 

@@ -24,7 +24,7 @@ MAX_COLUMNS = 48
 
 
 def document(found: Overview) -> dict[str, Any]:
-    """What /api/overview shows."""
+    """The document of /api/overview."""
     live = {record.lease.generation: record for record in found.live}
     both = {record.lease.generation: record for record in (*found.newest, *found.live)}
     jobs = sorted(both.values(), key=lambda record: (-record.created, str(record.lease.generation)))
@@ -66,7 +66,7 @@ def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
 
 
 def _holding(record: LeaseRecord, node: str) -> str:
-    """What a node of a live lease does with its part: the words of the page's legend."""
+    """The state of a node's part of a live lease, in the words of the page's legend."""
     if node in dict(record.unclean):
         return "not clean"
     if node in record.acknowledged:
@@ -181,7 +181,7 @@ def _labels(lease: Lease) -> Iterator[tuple[str, str]]:
 
 
 def _attention(found: Overview) -> Iterator[dict[str, Any]]:
-    """What an operator may have to act on."""
+    """Things that may need an action of an operator."""
     for record in found.live:
         for node, note in record.unclean:
             yield {

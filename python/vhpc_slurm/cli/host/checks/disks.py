@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What disks of guests (--vhpc-disk) need of a compute node: the folder, its space, the programs."""
+"""Needs of guests' disks (--vhpc-disk) on a compute node: the folder, its space, the programs."""
 
 from __future__ import annotations
 

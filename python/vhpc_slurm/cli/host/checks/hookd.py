@@ -24,7 +24,7 @@ def check(config: Config, *, listener: bool) -> Iterator[CheckResult]:
 
 
 def look(config: Config, path: Path) -> CheckResult:
-    """What answers on a socket."""
+    """Check the process that answers on a socket."""
     user = config.controller.slurm_user
     costs = "PrologSlurmctld and EpilogSlurmctld start Python for each job"
     try:

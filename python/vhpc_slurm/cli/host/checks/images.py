@@ -105,7 +105,7 @@ def _disk_tools(check: str) -> CheckResult:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; empty if it cannot be run."""
+    """The output of a program; empty if it cannot be run."""
     try:
         done = subprocess.run(
             command, env={"PATH": SEARCH}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

@@ -45,7 +45,7 @@ def _largest(config: Config) -> tuple[ImageIdentity | None, int]:
     """The largest image of the site, and its size in bytes."""
     try:
         found = [entry.identity for entry in site_catalog(config.images).images() if entry.identity]
-    except (VhpcError, OSError):  # the check of the catalogue says so
+    except (VhpcError, OSError):  # the check of the catalogue reports it
         found = []
     sizes = [(sum(blob.size for blob in blobs(image.manifest)), at) for at, image in enumerate(found)]
     size, at = max(sizes, default=(0, 0))

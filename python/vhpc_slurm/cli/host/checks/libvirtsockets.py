@@ -18,7 +18,7 @@ from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 
 CLOSED_MODE = 0o600
 OTHERS = 0o002
-"""Who may write to a socket may connect to it."""
+"""With the right to write to a socket a user may connect to it."""
 RUN = Path("run/libvirt")
 SYSTEMD_RUNS = Path("run/systemd/system")
 """Source: sd_booted(3)."""

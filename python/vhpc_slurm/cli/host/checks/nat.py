@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nat needs of a compute node: passt, the packet filter, and gids that no group has."""
+"""Needs of nat on a compute node: passt, the packet filter, and gids that no group has."""
 
 from __future__ import annotations
 

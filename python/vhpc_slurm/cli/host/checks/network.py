@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What job networks need of a compute node."""
+"""Needs of job networks on a compute node."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def check(
     name = "slurm.plugstack"
     conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
     path = Path(settings.first("PlugStackConfig") or conf.with_name("plugstack.conf"))
-    if named and path == conf.with_name("plugstack.conf"):  # the default: beside slurm.conf
+    if named and path == conf.with_name("plugstack.conf"):  # the default: next to slurm.conf
         path = Path(named).with_name("plugstack.conf")
     found = find_line(path)
     if found is None and not submits:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the site's network for guests needs of a compute node: the bridge, the names, the packet filter."""
+"""Needs of the site's network for guests on a compute node: the bridge, the names, the packet filter."""
 
 from __future__ import annotations
 
