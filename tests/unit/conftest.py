@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What unit tests share."""
+"""Fixtures of unit tests."""
 
 from __future__ import annotations
 

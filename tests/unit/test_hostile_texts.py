@@ -123,7 +123,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 @pytest.mark.promise("attack.node-log")
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 def test_root_of_a_node_cannot_forge_lines_of_vhpcds_log(vhpcd: Vhpcd) -> None:
-    """What a node says of its own part of a job goes to the log, to the lease and to operators."""
+    """A node's report about its part of a job goes to the log, to the lease and to operators."""
     client = vhpcd.client
     generation = client.open_generation(request(), allocation()).generation
     before = len(vhpcd.log)

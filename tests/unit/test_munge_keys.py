@@ -90,7 +90,7 @@ def test_a_host_with_another_key_is_told_so_and_loses_nothing(
 
 @pytest.mark.promise("clock.hour-off")
 def test_a_host_whose_clock_is_an_hour_off_is_told_so(vhpcd: Vhpcd, controller: Munged) -> None:
-    """vhpcd and all others go on; when the clock is right again, so does this host."""
+    """vhpcd and all others continue; this host does so when its clock is right again."""
     vhpcd.client.open_generation(request(1), allocation("n1"))
     for shift_s in (3600, -3600):
         with munged(controller.key, shift_s=shift_s) as node:

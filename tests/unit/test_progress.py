@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What long work shows: a bar on a terminal, at times a line elsewhere."""
+"""The progress of long work: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_pieces_are_summed() -> None:
 
 
 def verify(catalog: Path, *words: str, terminal: bool) -> tuple[str, str]:
-    """What `vhpc image verify` prints: standard output, and standard error, which may be a terminal."""
+    """The output of `vhpc image verify`: standard output, and standard error, which may be a terminal."""
     reader, writer = pty.openpty() if terminal else os.pipe()
     try:
         command = [sys.executable, "-m", "vhpc_slurm.cli.main", "image", "verify", "--catalog", str(catalog)]
@@ -60,7 +60,7 @@ def verify(catalog: Path, *words: str, terminal: bool) -> tuple[str, str]:
 
 
 def test_a_terminal_gets_a_bar_that_is_removed_at_the_end(tmp_path: Path) -> None:
-    """A root of which a MiB is missing: the bar is not at its end when the work ends."""
+    """A root that lacks a MiB: the bar is not at its end when the work ends."""
     publish(tmp_path, "base", bytes(32 * MIB))
     (root,) = (path for path in (tmp_path / "blobs/sha256").iterdir() if path.stat().st_size > MIB)
     os.truncate(root, 31 * MIB)

@@ -132,7 +132,7 @@ def test_the_stand_in_hands_its_first_connection_to_the_agent(
     *files, options = said.read_text().splitlines()
     assert options.startswith("--no-system --fd=")
     assert f"--call-socket={path}.call" in options
-    # the three standard ones, the connection, and the one by which ls reads the directory
+    # the three standard ones, the connection, and the one that ls uses to read the directory
     assert len(files) == 5
 
 
@@ -154,7 +154,7 @@ def test_the_stand_in_ends_all_processes_of_a_domain(tmp_path: Path, monkeypatch
         with alive.open("rb") as pipe:
             (domain,) = light_libvirt.domains()
             domain.destroy()
-            assert pipe.read() == b""  # nobody has it any more
+            assert pipe.read() == b""  # no process has it any more
     assert kernel.read_text().startswith("2.6.")
     while light_libvirt.domains() and time.monotonic() < until:
         time.sleep(0.01)

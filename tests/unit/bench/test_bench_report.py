@@ -133,7 +133,7 @@ def test_a_missing_program_is_said_with_its_package(side: Side, says: str) -> No
     (problem,) = one_test.problems
     assert problem.startswith(f"{says}: lmp is not installed")
     assert "Debian: lammps" in problem
-    assert done.passed  # nobody asked for it
+    assert done.passed  # the user did not ask for it
     assert not report(wish("lammps", named=True), found).passed
 
 

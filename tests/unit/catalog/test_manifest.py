@@ -245,7 +245,7 @@ def test_the_table_of_hostile_manifests_has_no_duplicates() -> None:
 
 # --- the published schema --------------------------------------------------------------------------
 
-# What the schema cannot express, since types cannot: encodings, and rules about characters or several keys.
+# Rules that the schema cannot express: encodings, and rules about characters or several keys.
 BEYOND = ("control characters", "NUL", "cmdline has", "UEFI", "RFC", "KiB")
 
 

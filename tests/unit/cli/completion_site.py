@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of completion share: a site with images and jobs, and the command vhpc."""
+"""Fixtures for tests of completion: a site with images and jobs, and the command vhpc."""
 
 from __future__ import annotations
 

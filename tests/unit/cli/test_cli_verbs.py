@@ -45,7 +45,7 @@ def test_a_verb_imports_no_module_of_another() -> None:
 
 
 def test_help_of_verbs_needs_no_optional_parts() -> None:
-    """A login host has neither libvirt nor the packages of `vhpc web`."""
+    """A login host does not have libvirt and the packages of `vhpc web`."""
     code = (
         "import sys; sys.modules |= dict.fromkeys(('libvirt', 'uvicorn', 'starlette', 'pyslurm'));"
         " from command_tree import commands; print(len(commands()))"

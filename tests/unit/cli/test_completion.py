@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion: what `vhpc complete` says, and bash with it, beside a completion of Slurm's."""
+"""Completion: the output of `vhpc complete`, and bash with it, together with a completion of Slurm's."""
 
 from __future__ import annotations
 

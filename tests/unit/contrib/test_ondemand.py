@@ -284,7 +284,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def connection(folder: Path, process: subprocess.Popen[str]) -> dict[str, str]:
-    """What the portal learns of a session; fails if the session ends."""
+    """The portal's data about a session; fails if the session ends."""
     path = folder / "connection.yml"
     for _ in range(600):
         if process.poll() is not None or path.exists():

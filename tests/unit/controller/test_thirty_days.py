@@ -42,7 +42,7 @@ class Keys(NoNetwork):
 
 @dataclass
 class Job:
-    """What the test knows of a lease; ``ran_s`` is for how long vhpcd had run when it was released."""
+    """A lease as the test knows it; ``ran_s``: seconds that vhpcd had run when it was released."""
 
     generation: Generation
     pkey: int
@@ -79,7 +79,7 @@ class Month:
         )
 
     def restart(self) -> None:
-        """vhpcd is away for a while, for which no quarantine counts; its other clock begins anew."""
+        """vhpcd is away for a while, which counts for no quarantine; its monotonic clock starts again."""
         self.vhpcd.settle()
         self.vhpcd.store.close()
         self.wall += self.random.uniform(0, 4 * 3600)

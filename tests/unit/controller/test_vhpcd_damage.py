@@ -31,7 +31,7 @@ def lasting_vhpcd(
 
 
 def noticed(vhpcd: Vhpcd) -> int:
-    """How often a file was put back before OpenSM read it, or the fabric was told anew after that."""
+    """How often a file was restored before OpenSM read it, or the fabric was told again after that."""
     return vhpcd.log.count("vhpcd has restored it") + vhpcd.log.count("tells the fabric again")
 
 

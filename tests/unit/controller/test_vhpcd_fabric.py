@@ -97,7 +97,7 @@ def test_a_hundred_jobs_cost_three_sweeps_and_three_to_end(
 
 
 def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
-    """What `vhpc doctor` says of it on any host."""
+    """The result of `vhpc doctor` about it on any host."""
     return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
 
 

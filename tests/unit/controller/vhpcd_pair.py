@@ -109,7 +109,7 @@ def running_pair(
     fabrics: Sequence[Fabric] = (Fabric(), Fabric()),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Pair]:
-    """Two vhpcd that run, of which the first is active; ``fabrics`` are the settings of each."""
+    """Two vhpcd that run; the first is active; ``fabrics`` are the settings of each."""
     database = shared().database(timeout_s=2)
     made: list[Controller] = []
     port = 0

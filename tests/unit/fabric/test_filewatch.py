@@ -146,7 +146,7 @@ def test_a_log_that_was_cut_or_begun_anew_is_still_heard(vhpcd: Vhpcd, fabric: S
     try:
         says_so()
     finally:
-        old.rename(fabric.log)  # which OpenSM goes on writing
+        old.rename(fabric.log)  # OpenSM continues to write it
 
 
 @simulated

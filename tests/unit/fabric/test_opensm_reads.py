@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the real opensm makes of partitions files, read from the ports' tables by smpquery."""
+"""Effects of partitions files on the real opensm: the ports' tables, read by smpquery."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_opensm_reads_what_is_rendered_as_the_key_table_means_it(fabric: Simulat
         state = chance.choice(list(KeyState))
         name = Generation(number, 0, "0" * 8)
         assignments.append(KeyAssignment(name, pkey, "x", first, min(ranks, 4 - first), 1, 1, state))
-    # What a pool of many keys has besides: ports that are not on this fabric (yet).
+    # A pool of many keys also has ports that are not on this fabric (yet).
     assignments += [
         KeyAssignment(Generation(100 + number, 0, "0" * 8), 0x2000 + number, "x", 0, 100, 2, 1)
         for number in range(chance.randrange(20))

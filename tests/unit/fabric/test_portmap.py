@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site's list of ports whose GUIDs nobody sets."""
+"""The site's list of ports whose GUIDs are fixed."""
 
 from __future__ import annotations
 

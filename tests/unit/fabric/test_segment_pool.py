@@ -113,7 +113,7 @@ def test_no_other_backend_serves_while_vlans_are_in_use(tmp_path: Path, options:
     site.service.end(1, 0)
     if options == {"backend": "none"}:
         other = Site(tmp_path / "db", **options)
-        other.backend.validate(other.snapshot)  # what only rests is in nobody's way
+        other.backend.validate(other.snapshot)  # a VLAN in quarantine blocks no start
 
 
 def test_a_vlan_survives_a_backend_that_does_not_know_it(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crashes of vhpcd beside UFM, and databases that are not the one that UFM's keys are from."""
+"""Crashes of vhpcd with UFM, and databases that are not the one that UFM's keys are from."""
 
 from __future__ import annotations
 

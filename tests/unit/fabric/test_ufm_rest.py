@@ -251,7 +251,7 @@ def test_a_ufm_that_is_not_there_is_said_to_be_so(ufm: FakeUfm, tmp_path: Path) 
     assert site.states() == {1: "reserved"}
 
 
-# --- who speaks to whom ---------------------------------------------------------------------------
+# --- authentication -------------------------------------------------------------------------------
 
 
 def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:

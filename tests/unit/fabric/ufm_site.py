@@ -68,7 +68,7 @@ class Site:
 
 @pytest.fixture(name="_soon_again", autouse=True)
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What UFM has accepted and not done is asked for again sooner than on a site."""
+    """vhpcd repeats requests that UFM has accepted and not done sooner than on a site."""
     monkeypatch.setattr(ufm_rest, "AGAIN_S", 0.4)
 
 

@@ -16,7 +16,7 @@ WAIT_S = 60
 
 
 class Frame(NamedTuple):
-    """What the host has said."""
+    """A frame from the host."""
 
     kind: int
     fd: int

@@ -88,13 +88,13 @@ def test_other_programs_are_left_alone(guest: Guest, srun: dict[str, str]) -> No
 
 
 def test_only_a_launcher_is_ended(guest: Guest, srun: dict[str, str]) -> None:
-    """A script that stands for srun goes on, and mpirun gets what it returns."""
+    """A script in place of srun continues, and mpirun gets its exit status."""
     status, said = mpirun(guest, srun, 125, *DAEMONS, "prted", name="srun.wrapper")
     assert (status, said) == (0, f"{LOST}\nmpirun ends\n")
 
 
-# As mpiexec of MPICH 4.2.1 (hydra, slurm_launch.c): it relays the stderr of srun from a pipe, and waits for
-# ever for proxies that do not connect to it. In argv: what it starts.
+# As mpiexec of MPICH 4.2.1 (hydra, slurm_launch.c): it relays the stderr of srun from a pipe, and waits
+# without end for proxies that do not connect to it. In argv: the command that it starts.
 HYDRA = """
 import subprocess, sys, time
 PIPE = subprocess.PIPE

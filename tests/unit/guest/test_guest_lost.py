@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vhpc-run does when the guest of a task is gone: the other tasks of the step must end."""
+"""vhpc-run when the guest of a task is gone: the other tasks of the step must end."""
 
 from __future__ import annotations
 

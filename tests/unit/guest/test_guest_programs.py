@@ -269,7 +269,7 @@ def test_a_client_that_is_killed_takes_its_session_with_it(guest: Guest) -> None
 
 
 def test_a_guest_without_its_share_daemon_ends_its_sessions(programs: Path, tmp_path: Path) -> None:
-    """Such a guest would wait for it, and its job for the guest, for ever."""
+    """Such a guest would wait for the daemon without end, and its job for the guest."""
     from guest_rig import Guest
 
     daemons = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
@@ -350,7 +350,7 @@ def _script_relay(guest: Guest, script: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.promise("job.signals")
 def test_a_script_gets_its_signal_before_its_commands(guest: Guest, tmp_path: Path) -> None:
-    """Else a shell goes on when SIGTERM has ended its command; Slurm may signal children first."""
+    """Else a shell continues when SIGTERM has ended its command; Slurm may signal children first."""
     script = tmp_path / "slurm_script"
     script.write_text("#!/bin/sh\necho up\nsleep 600\necho after\n")
     script.chmod(0o700)

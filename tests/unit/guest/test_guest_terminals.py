@@ -33,7 +33,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _becomes(pid: int, stopped: bool) -> bool:
-    """The process is stopped, or goes on, within some seconds."""
+    """Whether the process stops, or continues, within some seconds."""
     until = time.monotonic() + limit(WAIT_S)
     while _is_stopped(pid) != stopped and time.monotonic() < until:
         time.sleep(0.05)

@@ -390,7 +390,7 @@ def test_only_root_and_hookd_s_user_are_served(rig: Rig) -> None:
 @pytest.mark.promise("hookd.killed")
 @pytest.mark.skipif(os.geteuid() != 0, reason="processes of another user: run as root")
 def test_a_job_s_environment_goes_to_no_other_user(rig: Rig) -> None:
-    """With a socket that nobody owns in place of vhpc-hookd's."""
+    """With a socket of uid 65534 in place of vhpc-hookd's."""
     (rig.folder / "run").mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(rig.socket))

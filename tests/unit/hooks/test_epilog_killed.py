@@ -73,7 +73,7 @@ class Node:
         journal.close()
 
     def left(self) -> dict[str, object]:
-        """What the node still has of the job."""
+        """Objects of the job that the node still has."""
         layout = self.layout
         assert self.daemon is not None
         found: dict[str, object] = {
@@ -88,7 +88,7 @@ class Node:
         return {name: what for name, what in found.items() if what}
 
     def epilog(self) -> None:
-        """Run the Epilog; what it does beside files is a step, too, and nobody answers it."""
+        """Run the Epilog; its actions besides files are steps too, and get no answer."""
         files.write = before(files.write)
         signal.pidfd_send_signal = before(signal.pidfd_send_signal)
         epilog.run(self.layout.config)

@@ -92,7 +92,7 @@ class Hooks:
     folder: Path
 
     def run(self, name: str, toml: str, **env: str) -> str:
-        """What the interpreter was started with; empty if it was not."""
+        """The arguments of the interpreter; empty if it was not started."""
         config = self.folder / "vhpc.toml"
         config.write_text(toml)
         env |= {"PATH": os.environ["PATH"], "VHPC_CONFIG": str(config)}

@@ -19,7 +19,7 @@ from vhpc_slurm.hooks import start
 SOURCES = Path(__file__).parents[3] / "python"
 # Modules of commands and of vhpcd: no hook calls the functions that import them.
 NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "sacct", "userjobs")}
-# What hooks import: Prolog until it has asked vhpcd, slurmctld's hooks at all.
+# Imports of hooks: of Prolog until it has asked vhpcd, of slurmctld's hooks in all.
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
     *("chunks", "config", "controller", "cpulist", "device", "errors", "files", "hardware", "hooks"),
@@ -187,7 +187,7 @@ def test_a_running_hook_has_imported_all_that_it_may_need(hook: str) -> None:
 
 
 def modules(hook: str, *, rest: bool) -> set[str]:
-    """What a hook has imported when it starts, or when it has all."""
+    """Modules that a hook has imported when it starts, or when it has all."""
     whole = rest and hook in start.REST
     script = (
         "from vhpc_slurm.hooks import start\n"

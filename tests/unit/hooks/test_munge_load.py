@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt insta
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What this process asks munged for; vhpcd is another process."""
+    """This process's requests to munged; vhpcd is another process."""
     asked: list[str] = []
     encode, decode = Munge.encode, Munge.decode
 

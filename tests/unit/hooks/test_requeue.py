@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Prolog without a lease, beside a Slurm that does not answer: requeue, or one true line for the user."""
+"""A Prolog without a lease, with a Slurm that does not answer: requeue, or one true line for the user."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_job_that_is_gone_needs_no_requeue(
 
 
 def test_a_requeue_whose_answer_was_lost_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What scontrol 24.11 prints of a job that is requeued already."""
+    """The output of scontrol 24.11 for a job that is requeued already."""
     for name, script in (
         ("squeue", 'echo "42 42 N/A N/A N/A"'),
         ("scontrol", 'echo "Job is pending execution for job 42" >&2; exit 1'),

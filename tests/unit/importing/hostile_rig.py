@@ -54,7 +54,7 @@ def of_entries(name: str, says: str, *entries: object) -> Case:
 
 
 class Site:
-    """A site's catalogue with a kernel, a user's catalogue with an image, and a secret beside them."""
+    """A site's catalogue with a kernel, a user's catalogue with an image, and a secret outside of both."""
 
     def __init__(self, top: Path) -> None:
         self.top, self.own, self.source, self.work = top, top / "own", top / "source", top / "work"

@@ -275,7 +275,7 @@ COMPRESSED = [
 
 CASES = [*NAMES, *TARGETS, *NUMBERS, *HEADERS, *DAMAGE, *COMPRESSED]
 
-# What is odd and harmless: layers (each a tar), and what the root has of them.
+# Odd and harmless: layers (each a tar), and the files that the root gets from them.
 KEPT: dict[str, tuple[list[bytes], dict[str, str]]] = {
     "absolute names": ([tar(("/etc/x", "1"), "//a")], {"etc": "dir", "etc/x": "1", "a": ""}),
     "names of one dot": ([tar("./", "././a/./b")], {"a": "dir", "a/b": ""}),

@@ -26,7 +26,7 @@ OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 class Served:
-    """What the registry has, and what it was asked."""
+    """Content of the registry, and the requests to it."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -90,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(code, json.dumps(body).encode(), "application/json")
 
     def body(self) -> bytes:
-        """What the client sends: with a length, or in chunks."""
+        """The client's body: with a length, or in chunks."""
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         data = b""

@@ -47,7 +47,7 @@ def made(raw: Path, kind: str, *options: str) -> Path:
 
 
 def converted(path: Path, kind: str, max_bytes: int = MANY) -> tuple[str, bytes]:
-    """What an import reads of a disk image: its digest and its content."""
+    """The parts of a disk image that an import reads: its digest and its content."""
     target = path.with_name("out.raw")
     target.unlink(missing_ok=True)
     with path.open("rb") as source:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What skopeo can do while it talks to a registry: open connections, write to one folder, and little else."""
+"""Rights of skopeo while it talks to a registry: open connections, write to one folder, and little else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What registries may do wrong when an image is pulled or pushed: one line, and nothing is published."""
+"""Registries that misbehave in a pull or push: one line, and nothing is published."""
 
 from __future__ import annotations
 

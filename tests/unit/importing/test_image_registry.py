@@ -263,7 +263,7 @@ def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytes
 def test_a_sigkill_at_any_step_of_a_pull_leaves_whole_images(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the registry sends is fetched once: skopeo is another process, which ends with its sandbox."""
+    """The image is fetched once: skopeo is another process, which ends with its sandbox."""
     site.push("steps:1")
     offer = look(Source.parse(site.at("steps:1")), 60.0)
     assert offer.image is not None

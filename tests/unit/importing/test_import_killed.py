@@ -67,7 +67,7 @@ def saved(site: Site, name: str) -> Callable[[], object]:
 
 
 def nothing_left(own: Path) -> None:
-    """What a killed process left is removed by gc, and all names have whole images."""
+    """gc removes the files of a killed process, and all names have whole images."""
     edit.collect(own, 0)
     assert not list(own.glob(f"{STAGING}*"))
     assert not [path for path in own.rglob(".*") if path.name != ".lock"]

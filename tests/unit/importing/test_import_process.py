@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container would start, as files of its root; /bin/sh runs the script."""
+"""A container's command as files of its root; /bin/sh runs the script."""
 
 from __future__ import annotations
 

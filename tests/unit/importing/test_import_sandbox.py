@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the process that reads users' files can do: read its source, write to one folder, and little else."""
+"""Rights of the process that reads users' files: read its source, write to one folder, and little else."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DEPENDENCIES = {
 
 
 def bzimage(text: bytes) -> bytes:
-    """What a loader looks at (Linux, boot.rst): "HdrS" at 0x202."""
+    """A file that a loader takes for a kernel (Linux, boot.rst): "HdrS" at 0x202."""
     return b"MZ" + bytes(0x200) + b"HdrS" + text
 
 

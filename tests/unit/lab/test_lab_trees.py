@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vlab up --tree` demands of a system tree, and where it finds the tree's Slurm."""
+"""`vlab up --tree`: requirements for a system tree, and the places of the tree's Slurm."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_link_to_the_release_in_use_is_one_slurm(tree: Path) -> None:
 
 
 def test_the_plugin_is_built_without_the_trees_libc_headers(tree: Path, tmp_path: Path) -> None:
-    """A Slurm in /usr has its headers beside those of the tree's libc."""
+    """A Slurm in /usr has its headers in the folder of the tree's libc."""
     shutil.rmtree(tree / "opt/slurm")
     headers(tree / "usr")
     touch(tree / "usr/include/stdint.h", b"#error of another libc\n")

@@ -368,7 +368,7 @@ def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str
 
 
 def test_a_process_knows_when_it_was_started() -> None:
-    """As its parent saw it, give or take the tick in which the kernel says so."""
+    """As its parent saw it, except for the kernel's clock tick."""
     code = "from vhpc_slurm.node.store import timeline; print(timeline.process_began())"
     before = time.time()
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

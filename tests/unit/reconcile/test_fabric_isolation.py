@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node does with guests on a fabric that vhpcd says is not safe."""
+"""Guests of a node on a fabric that vhpcd reports as unsafe."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Node:
         monkeypatch.setattr(lost_jobs, "uptime", lambda: now)
 
     def pauses(self, _: float) -> None:
-        """What happens between the two looks."""
+        """Changes between the two looks."""
 
     @property
     def calls(self) -> list[str]:

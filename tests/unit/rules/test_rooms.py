@@ -103,7 +103,7 @@ def rooms_known(names: set[str]) -> set[str]:
 
 
 def complaints(name: str, known: set[str]) -> list[str]:
-    """What is wrong with a room that knows these rooms."""
+    """Faults of a room that knows these rooms."""
     wrong = []
     for other in sorted(known - {name}):
         if floor(other) < floor(name):

@@ -64,7 +64,7 @@ def test_a_module_of_tests_has_a_name_of_its_own() -> None:
 
 
 def test_failed_assertions_of_helpers_show_their_values() -> None:
-    """pytest rewrites the assertions of modules without ``test_`` only if a conftest says so."""
+    """pytest rewrites the assertions of modules without ``test_`` only if a conftest registers them."""
     assert isinstance(node_rig.__spec__.loader, AssertionRewritingHook)
 
 

@@ -230,7 +230,7 @@ def test_a_hang_ends_with_the_deadline_and_the_process(site: Site) -> None:
     assert not thread.is_alive()
     assert isinstance(caught[0], SlowError)
     assert "no answer within 0.5 s" in caught[0].line()
-    # this thread went on: the interpreter's lock is held in the other process; here it could run twice
+    # this thread continued: the interpreter's lock is held in the other process; here it could run twice
     assert beats > 5
     assert not runs(hung)
     site.change(behaviour="")

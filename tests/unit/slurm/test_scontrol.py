@@ -19,7 +19,7 @@ DATA = Path(__file__).parents[2] / "data"
 VERSIONS = ("22.05", "24.11", "26.05")
 EVERY = pytest.mark.parametrize("version", VERSIONS)
 
-# What slurmctld decided, read by eye from the captures.
+# slurmctld's decisions, read by eye from the captures.
 LAYOUTS = {
     "single": {"n1": ((0, 1), 512, ())},
     "two-merged": dict.fromkeys(
@@ -148,7 +148,7 @@ def test_a_component_knows_its_heterogeneous_job(version: str) -> None:
     assert job(version, "workdir").het is None
 
 
-# A whole record, and after it the head of another job, to which the true fields would then belong.
+# A whole record, and after it the head of another job, which would then get the true fields.
 FORGED = (
     "x UserId=bob(2002) GroupId=bob(2002) MCS_label=N/A JobState=RUNNING Reason=None Restarts=0 Partition=all"
     " BatchFlag=1 NodeList=n1 NumCPUs=2 Nodes=n1 CPU_IDs=0-63 Mem=9999 GRES= MinCPUsNode=1\nJobId=99 "

@@ -32,7 +32,7 @@ DECLARES = {"config/__init__.py", "config/controller.py"}
 
 
 def offences(source: str) -> list[str]:
-    """What in a module's source looks like running a command of Slurm."""
+    """Places in a module's source that look like running a command of Slurm."""
     found = []
     tree = ast.parse(source)
     for node in ast.walk(tree):

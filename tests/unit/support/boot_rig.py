@@ -125,7 +125,7 @@ class RecordingHypervisor:
 
 @dataclass
 class StillHelpers:
-    """Helper processes of one guest that nobody starts; errors are put in by the tests."""
+    """Helper processes of one guest that are not started; the tests put errors in."""
 
     disturbance: DisturbedError | None = None
     shim_error: NodeError | None = None

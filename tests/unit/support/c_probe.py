@@ -47,7 +47,7 @@ def compile_c(folder: Path, program: str, sources: tuple[Path, ...] = ()) -> Pat
 
 
 def values(folder: Path, headers: dict[str, list[str]]) -> dict[str, int]:
-    """What a compiler says that names of each header are: enumerators, and macros that are integers."""
+    """Values of names of each header by a compiler: enumerators, and macros that are integers."""
     names = [name for group in headers.values() for name in group]
     includes = "#include <stdio.h>\n" + "".join(f'#include "{header}"\n' for header in headers)
     prints = "".join(f'printf("{name} %lld\\n", (long long)({name}));\n' for name in names)

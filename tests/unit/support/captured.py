@@ -34,7 +34,7 @@ needs_lstopo = pytest.mark.skipif(
 
 
 def unpack(name: str, where: Path) -> Path:
-    """A copy of a captured tree, without what neither we nor hwloc read."""
+    """A copy of a captured tree, with the files that vhpc or hwloc read."""
     with tarfile.open(TREES / f"{name}.tar.bz2") as archive:
         wanted = [
             member
@@ -67,6 +67,6 @@ def cpus(mask: str) -> set[int]:
 
 
 def read(tree: Path, name: str = "n1") -> HostInventory:
-    """What this project reads of a machine's tree."""
+    """vhpc's inventory of a machine's tree."""
     config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
     return inventory.read_inventory(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")

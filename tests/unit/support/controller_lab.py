@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of munge and vhpcd share: real munged processes, a catalogue, requests, other users."""
+"""Helpers for tests of munge and vhpcd: real munged processes, a catalogue, requests, other users."""
 
 from __future__ import annotations
 
@@ -148,11 +148,11 @@ def as_uid(uid: int, call: Callable[[], Any]) -> Any:
 
 
 class ChildError(Exception):
-    """What went wrong in the other user's process: type name, text, traceback."""
+    """The error in the other user's process: type name, text, traceback."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that the kernel gives to no outgoing connection (32768 and up)."""
+    """A port without a listener, which the kernel gives to no outgoing connection (32768 and up)."""
     choice = random.SystemRandom()
     while True:
         port = choice.randrange(15000, 30000)

@@ -124,7 +124,7 @@ def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
 
 
 def clear(rig: Rig, journal: Journal | None = None) -> None:
-    """What the Epilog does."""
+    """Release all, as the Epilog does."""
     if journal is not None:
         journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")

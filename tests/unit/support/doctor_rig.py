@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of vhpc doctor share: settings of real releases, and results by name."""
+"""Helpers for tests of vhpc doctor: settings of real releases, and results by name."""
 
 from __future__ import annotations
 

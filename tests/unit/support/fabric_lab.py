@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated InfiniBand fabric with a real subnet manager: ibsim, opensm, and tables read by smpquery.
 
-Sixteen adapters hang on one switch beside the one that opensm runs on.  Their
+Sixteen adapters are on one switch with the one that opensm runs on.  Their
 port GUIDs are those that the first four keys of the pool give to four guests
 each, so each of them stands for a VF that a node has set up already.  Larger
 fabrics are trees of two levels, with 16 guests for each key.
@@ -42,7 +42,7 @@ DEFAULT = b"Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
 
 @dataclass(frozen=True)
 class Shape:
-    """Adapters on leaf switches, each of which is linked to all spines; one switch has no spines."""
+    """Adapters on leaf switches; each leaf is linked to all spines; a single switch has no spines."""
 
     guids: tuple[int, ...] = GUIDS
     leaf: int = 16
@@ -91,7 +91,7 @@ def tree(adapters: int) -> Shape:
 
 
 class PacketsLostError(Exception):
-    """The simulator has lost packets, for which an OpenSM waits for ever."""
+    """The simulator has lost packets, and an OpenSM waits for them without end."""
 
 
 # The simulator is not what is tested: a test with two OpenSM, each on a fabric of its own, runs again.
@@ -169,8 +169,8 @@ class SimulatedFabric:
             "-p",
             "1",
         ]
-        # The simulator loses what it sends to an opensm that is not ready yet, and the one that has
-        # sent it waits for ever: the master must not ask while the other one starts.
+        # The simulator loses packets to an opensm that is not ready yet, and their sender waits
+        # without end: the master must not ask while the other one starts.
         self.opensm.send_signal(signal.SIGSTOP)
         process = self._run(["opensm", *files], environment)
         standby.pidfile.write_text(f"{process.pid}\n")

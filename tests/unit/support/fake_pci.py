@@ -290,7 +290,7 @@ class FakePci:
             raise Stuck
 
     def open_group(self, group: int | None) -> None:
-        """What VFIO_GROUP_SET_CONTAINER does: EBUSY unless the whole group is viable."""
+        """As VFIO_GROUP_SET_CONTAINER: EBUSY unless the whole group is viable."""
         assert group is not None
         members = [device for device in self.devices.values() if device.group == group]
         if group in self.opened or any(m.driver not in ("", VFIO, "pcieport", "pci-stub") for m in members):

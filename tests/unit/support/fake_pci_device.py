@@ -31,7 +31,7 @@ class Device:
     """A function and its state.
 
     ``resets`` is what the hardware can, ``methods`` what is enabled; ``on_reset``
-    may raise what a reset returns.  ``locked`` is the device lock, held for ever by what got stuck.
+    may raise what a reset returns.  ``locked``: a stuck thread holds the device lock and never releases it.
     """
 
     address: str
@@ -58,7 +58,7 @@ class Device:
 
 
 def aer(device: Device, kind: str) -> str:
-    """What aer_dev_fatal or aer_dev_nonfatal shows."""
+    """The text of aer_dev_fatal or aer_dev_nonfatal."""
     names = ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "UnsupReq")
     counted = device.errors[kind]
     lines = [f"{name} {counted.get(name, 0)}" for name in names]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module pyslurm for tests: answers from scenario.json beside it, with the real one's behaviour.
+"""A module pyslurm for tests: answers from scenario.json in its folder, with the real one's behaviour.
 
 Modelled on pyslurm 25.11.2 (core/job/job.pyx, core/node.pyx, utils/cstr.pyx,
 core/error.pyx), as read in its source and seen with a real slurmctld:
@@ -51,7 +51,7 @@ def change(package: Path, **scenario: Any) -> None:
 
 
 def requests(package: Path) -> list[str]:
-    """What was asked of slurmctld."""
+    """The requests to slurmctld."""
     path = package / "requests"
     return path.read_text().split() if path.exists() else []
 

@@ -3,10 +3,10 @@
 
 Modelled after the UFM Enterprise REST API Guide (6.10 to 6.22), chapters "PKey
 GUIDs Rest API" and "Access Tokens API": addresses, bodies, the token's header
-and the shape of answers.  What the guide leaves open follows NVIDIA's own
-clients and stand-in in its infra-controller and config-manager: keys in answers
-are hexadecimal without leading zeros, names ``api_pkey_0x1012``, a key vanishes
-with its last port, a key that is not there is 404, no token is 401.
+and the shape of answers.  Details that the guide leaves open follow NVIDIA's
+own clients and stand-in in its infra-controller and config-manager: keys in
+answers are hexadecimal without leading zeros, names ``api_pkey_0x1012``, a key
+vanishes with its last port, a key that is not there is 404, no token is 401.
 
 Ports need not exist to be members.  With a simulated fabric behind it, what it
 was told becomes OpenSM's partitions file, so that ports really get their keys.
@@ -36,7 +36,7 @@ _GUID = re.compile(r"[0-9a-f]{16}\Z")
 
 @dataclass
 class Key:
-    """What UFM holds of a key: ports with membership and index0."""
+    """UFM's data about a key: ports with membership and index0."""
 
     ip_over_ib: bool = True
     ports: dict[str, tuple[str, bool]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Key:
 
 @dataclass
 class Fault:
-    """What happens to the next so many requests of a method.
+    """A fault of the next requests of a method.
 
     ``kind`` is an HTTP status, or one of: cut (the connection, before anything
     is done), cut-after (when it is done), accept (200, and nothing is done), half

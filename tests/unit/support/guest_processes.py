@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes beside a guest: one that should end, and one on a terminal."""
+"""Processes that use a guest: one that should end, and one on a terminal."""
 
 from __future__ import annotations
 

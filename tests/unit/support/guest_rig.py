@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agent and shim over a socketpair, as fixture ``guest``: the channel's real programs, no guest between them.
 
-What passes here has gone through vhpc-run, vhpc-shim and vhpc-agent; only the
+All data passes through vhpc-run, vhpc-shim and vhpc-agent; only the
 virtio-serial port is a socket, and the agent changes nothing of this machine.
 """
 

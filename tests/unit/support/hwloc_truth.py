@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hwloc's lstopo reads of a captured machine."""
+"""hwloc's lstopo on a captured machine."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def host(rig: Rig) -> HostInventory:
 
 
 def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
-    """What Prolog does until the first guest starts."""
+    """Prolog's work until the first guest starts."""
     journal = Journal(rig.layout.journals, what.generation)
     recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
     node = host(rig)

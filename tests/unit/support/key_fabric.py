@@ -33,7 +33,7 @@ class Fabric:
                 raise Killed
 
     def names(self, assignment: KeyAssignment) -> Iterable[int]:
-        """What tells its ports from all others: GUIDs, or MAC addresses."""
+        """Identities of its ports: GUIDs, or MAC addresses."""
         if numbers.PKEYS.has(assignment.pkey):
             return assignment.port_guids()
         ranks = range(assignment.first_rank, assignment.first_rank + assignment.ranks)

@@ -30,7 +30,7 @@ def _is_step(event: str, arguments: tuple[object, ...]) -> bool:
 
 
 def before(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, as a step: for those of which Python tells no audit hook."""
+    """The same call, as a step: for calls without an audit event of Python."""
 
     def stepped(*arguments: Any, **named: Any) -> Any:
         sys.audit(OWN_STEP)

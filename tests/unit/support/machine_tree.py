@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of machines that nobody captured, written as the kernel writes them.
+"""Trees of machines that were not captured, written as the kernel writes them.
 
 Sources: Documentation/admin-guide/cputopology.rst, Documentation/ABI/stable/sysfs-devices-node,
 Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/pci-iov-howto.rst.
@@ -213,7 +213,7 @@ class MachineTree:
         return number
 
     def gpu_memory(self, address: str, cell: int) -> None:
-        """What NVIDIA's driver says of a GPU whose memory is that cell; of one that has none it says -1."""
+        """NVIDIA's driver on a GPU whose memory is that cell; -1 for a GPU without a cell."""
         folder = self.root / "proc/driver/nvidia/gpus" / address
         folder.mkdir(parents=True)
         state = "online" if cell >= 0 else "disabled"

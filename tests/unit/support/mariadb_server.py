@@ -143,7 +143,7 @@ Tamper = Callable[[bytes], bool]
 
 
 class Proxy:
-    """Passes bytes between clients and the server, and cuts connections where a test says so.
+    """Passes bytes between clients and the server, and cuts connections where a test wants it.
 
     ``before(data)`` and ``after(data)`` are asked for each packet of a client: true cuts its
     connection before the packet is sent to the server, or when the server answers it.

@@ -67,7 +67,7 @@ def ip(*words: str) -> None:
 
 
 def network_findings(layout: Layout) -> list[NodeFinding]:
-    """What is wrong with the networks of guests on this node."""
+    """Findings about the networks of guests on this node."""
     return [found for network in registry.NETWORKS for found in network.orphans(layout)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others do to a file of OpenSM."""
+"""Changes of others to a file of OpenSM."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def make(
     for name in ("squeue", "scontrol", "scancel", "sinfo"):
         (folder / "bin" / name).write_text(f"#!/bin/sh\ncat {folder}/{name}.out 2>/dev/null\n")
         (folder / "bin" / name).chmod(0o755)
-    # squeue is also asked about one job, as which it is to be called or whether it is there
+    # squeue is also asked about one job: for its name in commands, or whether it exists
     (folder / "bin/squeue").write_text(
         f"""#!/bin/sh
 job=$(echo "$*" | sed -n 's/.*--jobs \\([0-9]*\\) .*/\\1/p')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of vhpc web share: a vhpcd with jobs as a site has them, and `vhpc web` as a process."""
+"""Helpers for tests of vhpc web: a vhpcd with jobs as a site has them, and `vhpc web` as a process."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Web:
         return found[0]
 
     def rest(self) -> str:
-        """What it says later, of what is there now."""
+        """Its later output, as far as it is there now."""
         assert self.process.stdout is not None
         return self.process.stdout.read() if select.select([self.process.stdout], [], [], 0)[0] else ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc devices, and whether a node with something in quarantine goes on working."""
+"""vhpc devices, and whether a node with a device in quarantine continues to work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` says of settings of real Slurms, and of nodes that lack something."""
+"""`vhpc doctor` on settings of real Slurms, and on nodes that lack something."""
 
 from __future__ import annotations
 

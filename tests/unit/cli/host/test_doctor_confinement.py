@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` says of a node on which helper processes cannot be kept apart from their user."""
+"""`vhpc doctor` on a node that cannot protect helper processes from their user."""
 
 from __future__ import annotations
 

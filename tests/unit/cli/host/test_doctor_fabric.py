@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` says of a real OpenSM on a simulated fabric, with good and bad options, and of UFM."""
+"""`vhpc doctor` on a real OpenSM on a simulated fabric, with good and bad options, and on UFM."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def opensm(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> Simulat
 
 
 def again(one: SimulatedFabric, options: str) -> None:
-    """Start OpenSM anew with other options."""
+    """Restart OpenSM with other options."""
     one.opensm.terminate()
     one.opensm.wait(60)
     (one.folder / "opensm.conf").write_text(options)

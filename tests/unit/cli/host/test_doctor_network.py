@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` says of a node's job networks."""
+"""`vhpc doctor` on a node's job networks."""
 
 from __future__ import annotations
 

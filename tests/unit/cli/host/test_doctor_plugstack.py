@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` says of plugstack.conf, which loads the plugin."""
+"""`vhpc doctor` on plugstack.conf, which loads the plugin."""
 
 from __future__ import annotations
 

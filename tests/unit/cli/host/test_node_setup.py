@@ -216,7 +216,7 @@ def test_dangling_device_nodes_go_and_wrong_ones_are_replaced(rig: Rig) -> None:
 
 
 def pool(rig: Rig, most: int, after_compaction: int | None = None) -> list[str]:
-    """A pool of which the kernel grants only so many pages; returns what was written."""
+    """A pool with a limit of the pages that the kernel grants; returns the numbers that were written."""
     pages, asked = [0], list[str]()
 
     def store(text: str) -> None:

@@ -29,7 +29,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def fill(element: ElementTree.Element, styles: dict[str, str], default: str) -> str:
-    """What the style of an element or of its classes says; the last rule counts."""
+    """The colour in the style of an element or of its classes; the last rule counts."""
     named = re.findall(r"fill:(#[0-9a-f]+)", element.get("style", ""))
     classes = element.get("class", "").split()
     return next(iter(named), [default, *(colour for name, colour in styles.items() if name in classes)][-1])

@@ -21,7 +21,7 @@ RECIPE = ROOT / "vmimages/recipes/debian-minimal.toml"
 
 @pytest.fixture
 def started(vhpc: Vhpc, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a run of ``build`` started; users have catalogues of their own."""
+    """The command that a run of ``build`` started; users have catalogues of their own."""
     argv: list[str] = []
 
     def execv(_program: str, words: list[str]) -> None:

@@ -80,7 +80,7 @@ class Site:
         self.script("sinfo", f"#!/bin/sh\ncat <<'EOF'\n{lines}EOF\n")
 
     def on(self, node: str, script: str) -> None:
-        """What the command does on a node."""
+        """Set the command's script on a node."""
         (self.folder / f"{node}.sh").write_text(script)
 
     def blobs(self, node: str) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ def test_stage_copies_once_and_says_how_much(site: Site) -> None:
 
 
 def site_digest(site: Site) -> str:
-    """What the name points to."""
+    """The digest that the name points to."""
     return (site.folder / "catalog/names/base/latest").read_text().strip()
 
 
@@ -172,7 +172,7 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
 
 @needs_root
 def test_a_full_store_does_not_take_the_images_own_kernel(layout: Layout) -> None:
-    """On a real file system of 100 MiB, of which 64 stay free and 6 are of others."""
+    """On a real file system of 100 MiB: 64 stay free and 6 are of others."""
     store = Path(layout.config.images.store)
     store.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(store)], check=True)

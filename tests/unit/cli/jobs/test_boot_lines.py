@@ -154,7 +154,7 @@ class Watcher:
             assert select.select([self.terminal], [], [], deadline - time.monotonic())[0], found
             try:
                 piece = os.read(self.terminal, 4096)
-            except OSError:  # EIO: nobody has the terminal any more
+            except OSError:  # EIO: no process has the terminal any more
                 break
             if not piece:
                 break
@@ -172,7 +172,7 @@ class Watcher:
 
 @pytest.fixture
 def command() -> Iterator[subprocess.Popen[bytes]]:
-    """What waits for the job, as srun does."""
+    """A process that waits for the job, as srun does."""
     with subprocess.Popen(["sleep", "120"]) as process:
         yield process
         process.kill()

@@ -45,7 +45,7 @@ def tree(folder: Path) -> Path:
 
 
 def seen(folder: Path) -> dict[str, object]:
-    """What a folder has: kinds, modes, times of files, contents."""
+    """Content of a folder: kinds, modes, times of files, contents."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name, status = str(path.relative_to(folder)), path.lstat()

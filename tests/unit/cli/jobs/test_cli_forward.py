@@ -84,7 +84,7 @@ class Forwarded:
         return socket.create_connection(("127.0.0.1", self.port), WAIT_S)
 
     def said(self) -> str:
-        """What it says at its end."""
+        """Its standard error, once it has ended."""
         return self.process.communicate(timeout=WAIT_S)[1].decode()
 
 

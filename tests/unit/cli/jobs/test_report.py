@@ -209,7 +209,7 @@ def test_html_draws_placement_and_stages() -> None:
     words = "".join(page.texts)
     assert "42.0.0123abcd g0: CPUs 4-5, 1024 MiB of cell 1, 3b:00.0, 5e:00.2" in words
     assert "n1 setup g0: from 1.000 s, 2.500 s" in words
-    # boot: from 100 s to 103.5 s, of which 1 s is 28.57 %
+    # boot: from 100 s to 103.5 s; 1 s is 28.57 % of it
     bars = re.findall(r'<rect class="(bar(?:-failed)?)" x="([\d.]+)%" y="3" width="([\d.]+)%"', text)
     assert bars[:4] == [("bar", "0.00", "28.57"), ("bar", "28.57", "71.43")] * 2
     assert [kind for kind, *_ in bars[4:]] == ["bar-failed", "bar-failed"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may read the pages of vhpc web: tokens, cookies, host names, the proxy's header, rates."""
+"""Access to the pages of vhpc web: tokens, cookies, host names, the proxy's header, rates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc web as a process beside a vhpcd: what users see, in HTTP and in Chromium."""
+"""vhpc web as a process with a vhpcd: the pages for users, in HTTP and in Chromium."""
 
 from __future__ import annotations
 

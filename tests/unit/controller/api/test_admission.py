@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What unknown peers may hold, who has to go when it is too much, and what of that is logged."""
+"""Limits of unknown peers, the connections that are closed at a limit, and the log of that."""
 
 from __future__ import annotations
 

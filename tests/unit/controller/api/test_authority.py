@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may send which request to vhpcd, by the address that it comes from."""
+"""Authority for requests to vhpcd by the address that they come from."""
 
 from __future__ import annotations
 

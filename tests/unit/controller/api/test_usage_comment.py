@@ -171,7 +171,7 @@ def test_the_comment_has_the_boot_of_the_slowest_node(
 def test_a_node_that_is_not_the_last_changes_no_comment(
     site: Config, tmp_path: Path, vhpcd: Vhpcd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does a vhpcd that knows no reports keep an acknowledgement back."""
+    """And a vhpcd that knows no reports still gets the acknowledgement."""
     deliver(site, vhpcd, tmp_path, ACK)
     assert vhpcd.told[-1] == ACK
     assert not (tmp_path / "calls").exists()
@@ -305,7 +305,7 @@ def test_seff_compares_with_what_the_job_asked_for(
 def test_core_time_of_a_running_job_ends_with_its_figures(
     site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten minutes on two nodes, of which one was measured now and one 4 minutes ago: 16 node-minutes."""
+    """Ten minutes on two nodes; one was measured now and one 4 minutes ago: 16 node-minutes."""
     record(tmp_path, "7|7|RUNNING|600|4|alice|")
     so_far = tuple(
         SoFarWire(node=node, age_s=age_s, guests=(GuestUsage(0, Figures(cpu_us=480_000_000)),))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs have used: nodes report it to vhpcd, which tells it to the job's owner."""
+"""Usage of jobs: nodes report it to vhpcd, which tells it to the job's owner."""
 
 from __future__ import annotations
 

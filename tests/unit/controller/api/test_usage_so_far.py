@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What running jobs have used until now: nodes tell vhpcd in each health check, and the end replaces it."""
+"""Usage of running jobs: nodes report it to vhpcd in each health check, and the final report replaces it."""
 
 from __future__ import annotations
 

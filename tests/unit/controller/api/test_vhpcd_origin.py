@@ -49,7 +49,7 @@ pytestmark = [
 NODE, LOGIN, CONTROLLER = "127.0.0.3", "127.0.0.2", "127.0.0.5"
 FLOOD = Path(__file__).parents[3] / "lab" / "flood.py"
 PATIENCE_S = 4.0
-"""What a request may take that a flood must not delay: else it takes milliseconds, and without shares 8 s.
+"""Seconds for a request that a flood must not delay: without a flood milliseconds, without shares 8 s.
 
 A machine that stops for seconds delays the one request of many that is under way.
 """
@@ -251,7 +251,7 @@ def test_a_captured_request_is_of_no_use(vhpcd: Vhpcd, daemon: Munged) -> None:
     # sooner than its owner, who was kept from sending it
     caught = sealed(vhpcd, clean)
     assert refusal(sent(vhpcd, caught, LOGIN)) == f"{LOGIN} may not send requests of node n1"
-    assert sent(vhpcd, caught, NODE) is None, "and its owner has to ask anew, as clients do"
+    assert sent(vhpcd, caught, NODE) is None, "and its owner has to ask again, as clients do"
     # another munged has not seen it: that of a host that was started again
     with munged(daemon.key) as fresh:
         payload = Munge(str(fresh.socket)).decode(captured[4:]).payload

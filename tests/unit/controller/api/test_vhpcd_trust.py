@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who vhpcd listens to, what it drops, and what its client believes."""
+"""Peers that vhpcd serves, requests that it drops, and answers that its client accepts."""
 
 from __future__ import annotations
 

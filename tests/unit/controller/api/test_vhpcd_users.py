@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vhpcd answers to ordinary users: their own jobs, to coordinators and operators those of others."""
+"""vhpcd's answers to ordinary users: their own jobs; coordinators and operators see those of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 
 
 def says(vhpcd: Vhpcd, row: str, code: int = 0) -> None:
-    """What sacctmgr prints from now on; it counts how often it runs."""
+    """Set the output of sacctmgr, which also counts how often it runs."""
     path = vhpcd.folder / "bin/sacctmgr"
     path.write_text(f"#!/bin/sh\necho \"$*\" >> {vhpcd.folder}/asked\nprintf '%s\\n' '{row}'\nexit {code}\n")
     path.chmod(0o755)

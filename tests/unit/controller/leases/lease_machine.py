@@ -84,7 +84,7 @@ class AnyOrder(RuleBasedStateMachine):
             if clean:
                 self.holds[generation].discard(node)
             elif not released and node in self.took.get(generation, ()):
-                self.holds[generation].add(node)  # it says so last
+                self.holds[generation].add(node)  # its last report counts
 
     @invariant()
     def at_most_one_usable_lease_a_job(self) -> None:

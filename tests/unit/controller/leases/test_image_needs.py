@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image needs is compared with the allocation before a lease is made."""
+"""An image's needs are compared with the allocation before a lease is made."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.site.service.settle()
 
     def look(self) -> None:
-        """What has to be so now, by what the nodes have said: independent of the table of VNIs."""
+        """Compare the VNIs with the nodes' reports, independently of the table of VNIs."""
         for lease in self.leases.values():
             record = self.site.store.get(lease.generation)
             name, number = str(lease.generation), vni(lease)

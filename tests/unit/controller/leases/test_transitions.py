@@ -47,7 +47,7 @@ EVENTS: tuple[Event, ...] = (
     Aged(31.0),
 )
 
-# What changes, as docs/fabric.md tells it: (lease, key) and event -> (lease, key). "-" is none.
+# Transitions of docs/fabric.md: (lease, key) and event -> (lease, key). "-" is none.
 STEPS = """
 reserved reserved   Applied   reserved applied
 reserved applied    Proven    ready active

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A full disk under vhpcd's database: it says so in one line, and keeps what it has confirmed."""
+"""A full disk under vhpcd's database: vhpcd reports it in one line, and keeps all that it has confirmed."""
 
 from __future__ import annotations
 

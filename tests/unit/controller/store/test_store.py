@@ -171,7 +171,7 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "text")
 
 
-# Replaces job 1's lease again and again, and says so after each commit.
+# Replaces job 1's lease again and again, and prints a line after each commit.
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])

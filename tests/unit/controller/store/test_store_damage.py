@@ -176,7 +176,7 @@ def test_what_nobody_thought_of_is_told_as_it_is() -> None:
 
 
 def test_a_lease_of_each_kind_is_read_back() -> None:
-    """What is written here is what the damage is done to."""
+    """Writes the rows that later tests damage."""
     generation = Generation(1, 0, "0" * 8)
     one = rules.reserve(generation, request(1), allocation(), identity(), NetworkIdentity(), 1.0)
     store = SqliteStore(":memory:")

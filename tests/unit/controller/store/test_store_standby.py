@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -218,7 +218,7 @@ class Failover(RuleBasedStateMachine):
                 self._act(name)
 
     def _act(self, name: str) -> None:
-        """What a running process does by itself."""
+        """The work that a running process does by itself."""
         if name in self.frozen:
             return
         if name in self.stores:

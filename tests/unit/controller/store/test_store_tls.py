@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """A certificate for localhost that signs itself, and its key beside it."""
+    """A self-signed certificate for localhost, with its key in the same folder."""
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
@@ -95,7 +95,7 @@ def test_another_authority_or_name_is_refused(remote: Database) -> None:
 
 @pytest.mark.promise("keys.renew")
 def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) -> None:
-    """vhpcd goes on: its connection is lost with the server, and a new one reads the file."""
+    """vhpcd continues: its connection is lost with the server, and a new one reads the file."""
     with mariadb_server.mariadb_server() as server:
         settings = secured(server, tmp_path)
         store = MariaStore(settings, ME)

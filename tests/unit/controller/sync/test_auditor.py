@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the auditor sees, says and puts right when something cannot be read, and behind OpenSM's back."""
+"""Findings and repairs of the auditor if something cannot be read or was changed behind OpenSM's back."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_log_that_is_none_hides_no_open_port(
     site = Site(fabric, reader, tmp_path / "db")
     site.open(1, "n1")
     kept = fabric.log.with_name("kept")
-    fabric.log.rename(kept)  # which OpenSM goes on writing
+    fabric.log.rename(kept)  # OpenSM continues to write it
     fabric.log.touch()
     kind(fabric.log)
     try:

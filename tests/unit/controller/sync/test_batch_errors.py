@@ -50,7 +50,7 @@ class Defective(Fabric):
 
 
 class TestsThread(FabricThread):
-    """Runs calls in the test's own thread, to which the database belongs."""
+    """Runs calls in the test's own thread, which owns the database."""
 
     __test__ = False
 

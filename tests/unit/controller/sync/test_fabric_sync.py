@@ -131,7 +131,7 @@ def test_killed_between_any_steps_vhpcd_reaches_the_same_end(
 
 
 def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: str) -> None:
-    """A vhpcd that was just started knows all that is on the fabric, and all goes on."""
+    """A vhpcd that was just started knows all that is on the fabric, and continues."""
     snapshot = site.store.keys.snapshot()
     tables = reader.scan(5.0).tables()
     on_fabric = {entry & 0x7FFF for entries in tables.values() for entry in entries} - {0x7FFF}
@@ -235,7 +235,7 @@ def test_a_standby_with_a_stale_file_is_overruled(tmp_path: Path, monkeypatch: p
             site.service.audit.run()
         state = site.service.audit.watch.state()
         assert state.open_since is not None, "ports have the key of a job that is over"
-        # Not both at once: the simulator loses packets of a handover, and opensm waits for them for ever.
+        # Not both at once: the simulator loses packets of a handover, and opensm waits for them without end.
         os.kill(int(standby.pidfile.read_text()), signal.SIGKILL)
         fabric.start_opensm()
         wait_for(lambda: _audited(site), "not overruled")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs have used, as agents tell it: true figures, absent ones, and those of hostile guests."""
+"""Usage of programs as agents report it: true figures, absent ones, and those of hostile guests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node's health check tells of running jobs, and what its daemons count of shared folders."""
+"""Usage of running jobs in a node's health check, and the daemons' counts for shared folders."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt's log of a guest says about its end; texts of libvirt 11.3 and QEMU 10.0 on Debian 13."""
+"""The end of a guest in libvirt's log; texts of libvirt 11.3 and QEMU 10.0 on Debian 13."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose fault it is that a guest does not start, in libvirt's own words.
+"""Job or node as the cause of a guest that does not start, from libvirt's own words.
 
 The texts were said by libvirt 9.0, 11.3 and 12.8 with QEMU 7.2, 10.0 and 11.1.
 ``tests/lab/test_refused_guests.py`` asks a real libvirt.
@@ -44,7 +44,7 @@ CAPABILITIES = """<capabilities><host><cpu><arch>x86_64</arch></cpu><topology><c
 
 
 def capabilities(inventory: HostInventory) -> str:
-    """What libvirt says of a host where it sees what the kernel does."""
+    """libvirt's capabilities of a host if it sees the same as the kernel."""
 
     def cpus(numbers: tuple[int, ...]) -> str:
         core = {cpu.os_cpu: cpu.core for cpu in inventory.cpus}

@@ -201,7 +201,7 @@ def test_held_memory_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     assert len(inodes) == 1
     group.kill()
     qemu.wait()
-    # in a message that nobody has read: no process shows it; the kernel counts a little later
+    # in a message that no process has read: no process shows it; the kernel counts a little later
     until = time.monotonic() + limit(60)
     while group.guest_memory_bytes() < 40 << 20 and time.monotonic() < until:
         time.sleep(0.05)

@@ -24,7 +24,7 @@ from vhpc_slurm.node.store.layout import Layout
 pytestmark = pytest.mark.xdist_group("slurmstepd")
 layout = node_layout
 ALONE = "4711.0.0123abcd"
-"""A generation of which no other test has processes."""
+"""A generation without processes of other tests."""
 
 
 def test_a_spawned_process_has_a_session_and_a_marker() -> None:
@@ -68,7 +68,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_zombie_that_nobody_reaps_is_dead() -> None:
-    """Its tracer may keep a thread from being reaped for ever; that costs nothing but a number."""
+    """Its tracer may keep a thread from being reaped at all; that costs only a number."""
     child = subprocess.Popen(["true"])
     while f"/proc/{child.pid}/stat" and Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
         time.sleep(0.01)

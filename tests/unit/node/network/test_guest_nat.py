@@ -170,7 +170,7 @@ def node(cluster: Cluster) -> Iterator[Host]:
 
 
 def asked(node: Host, gid: int, *targets: str) -> set[str]:
-    """What answers a process of this gid on the node."""
+    """The targets that answer a process of this gid on the node."""
     return set(node.run(sys.executable, "-c", ASK, str(gid), *targets).splitlines())
 
 

@@ -87,7 +87,7 @@ def _udp4(sender: Guest, to: Guest) -> bytes:
 
 
 def _udp6(sender: Guest, to: Guest) -> bytes:
-    """RFC 8200; the next header is one that nobody checks (RFC 3692: for experiments)."""
+    """RFC 8200; no host checks this next header (RFC 3692: for experiments)."""
     return struct.pack("!IHBB", 6 << 28, len(PAYLOAD), 253, 64) + sender.ipv6 + to.ipv6 + PAYLOAD
 
 

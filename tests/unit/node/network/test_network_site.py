@@ -61,7 +61,7 @@ EVERYBODY = b"\xff" * 6
 
 
 def mac(ipv4: str) -> bytes:
-    """What docs/network.md says of addresses."""
+    """The address that docs/network.md defines."""
     return b"\x0a\x76" + socket.inet_aton(ipv4)
 
 

@@ -123,7 +123,7 @@ def test_the_underlays_mtu_leaves_what_the_manual_says(n1: Host) -> None:
 def test_without_its_tunnel_a_segment_sends_nothing(pair: Encrypted, n1: Host) -> None:
     pair.exchange()
     with inside(n1.namespace):
-        # a default route, by which frames could leave if they were not bound to the tunnel
+        # a default route; frames could leave over it if they were not bound to the tunnel
         ip("-6", "route", "add", "default", "via", "2001:db8::2", "dev", "under0")
         try:
             ip("link", "set", f"vhpcw{VNI}", "down")

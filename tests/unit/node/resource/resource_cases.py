@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each kind of resource on this machine: how one is taken, and what an observer sees of it.
 
-What is left is looked up in /proc, /sys, the file system, ``ip`` and ``nft``, or in the fake that stands
-for libvirt, for a Fabric Manager or for a PCI bus: never with the class under test.
+Leftovers are looked up in /proc, /sys, the file system, ``ip`` and ``nft``, or in the fake of libvirt,
+of a Fabric Manager or of a PCI bus: never with the class under test.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass
 class Host:
-    """What cases are made from."""
+    """The host that cases are made from."""
 
     layout: Layout
     folder: Path
@@ -252,7 +252,7 @@ def in_namespace(host: Host) -> None:
 
 
 def network_left() -> list[object]:
-    """Interfaces and tables by which vhpc serves guests, and processes; not the node's own table."""
+    """Interfaces, tables and processes of vhpc for guests; not the node's own table."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, check=True, text=True).stdout
     tables = subprocess.run(["nft", "list", "tables"], capture_output=True, check=True, text=True).stdout
     names = (line.split(":")[1].strip() for line in links.splitlines())

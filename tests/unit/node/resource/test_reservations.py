@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What live guests hold: written before it is used, read from journals, given back with them."""
+"""Reservations of live guests: written before they are used, read from journals, released with them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is hashed of an image on its way into a node's store, and that nothing wrong gets a digest's name."""
+"""Hashing of an image on its way into a node's store; wrong bytes never get a digest's name."""
 
 from __future__ import annotations
 

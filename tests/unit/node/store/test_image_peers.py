@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a lease pass an image on: who reads the catalogue, what is served, and to whom."""
+"""Nodes of a lease pass an image on: the reader of the catalogue, the blobs that are served, and their
+receivers."""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ def test_without_a_chunk_list_only_whole_blobs_are_passed_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("pid", ["alive", "dead"])
 def test_a_parent_that_is_gone_costs_the_rest_once(tmp_path: Path, pid: str) -> None:
-    """The parent has a few chunks; nobody copies there, and its Prolog is dead or does nothing."""
+    """The parent has a few chunks and no copy runs there; its Prolog is dead or does nothing."""
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, SIZE, CHUNK)
         job.serve([0], image)

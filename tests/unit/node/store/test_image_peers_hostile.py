@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node that serves wrong bytes, too slowly, for ever or not at all costs time and no job."""
+"""A node that serves wrong bytes, too slowly, without end or not at all costs time and no job."""
 
 from __future__ import annotations
 

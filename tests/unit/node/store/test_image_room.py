@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 @pytest.fixture(name="store")
 def small_store(layout: Layout) -> Iterator[Path]:
-    """A store on a real file system of 100 MiB, of which copies leave 64 free."""
+    """A store on a real file system of 100 MiB; copies leave 64 free."""
     store = Path(layout.config.images.store)
     store.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(store)], check=True)
@@ -184,7 +184,8 @@ def test_a_full_disk_and_a_full_quota_are_the_same(layout: Layout, code: int) ->
 
 
 def test_pins_that_come_and_go_meanwhile_hide_no_others(layout: Layout) -> None:
-    """Threads pin and unpin one image, so its folder is made and removed, while a job of another goes on."""
+    """Threads pin and unpin one image, so its folder is made and removed, while a job of another
+    continues."""
     image, other = publish(layout), dataclasses.replace(publish(layout), digest="sha256:" + "f" * 64)
     finish(images.stage(layout, image))
     room.pin(layout, other, "1.0.0123abcd")

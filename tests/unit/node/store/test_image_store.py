@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's store of images: what is in it is whole and right, and a bad image hurts nobody."""
+"""The node's store of images: its content is whole and right, and a bad image harms no other job."""
 
 from __future__ import annotations
 

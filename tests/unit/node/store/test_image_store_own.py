@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of users' own on a node: read with the user's rights, and shared with nobody."""
+"""Images of users' own on a node: read with the user's rights, and not shared."""
 
 from __future__ import annotations
 

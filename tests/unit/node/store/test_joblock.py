@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep of old locks and tombstones, beside hooks that use them."""
+"""The sweep of old locks and tombstones while hooks use them."""
 
 from __future__ import annotations
 
