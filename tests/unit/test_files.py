@@ -22,7 +22,7 @@ time.sleep(60)
 """
 
 
-def test_a_replaced_file_has_its_mode_whatever_the_umask_is(tmp_path: Path) -> None:
+def test_a_replaced_file_has_its_mode_with_any_umask(tmp_path: Path) -> None:
     path = tmp_path / "file"
     before = os.umask(0o077)
     try:

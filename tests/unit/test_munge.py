@@ -34,7 +34,7 @@ def munge(daemon: Munged) -> Munge:
 
 
 @pytest.mark.parametrize("payload", [b"", b"hello", b"a\0b\0", bytes(range(256)) * 100, b"x" * MAX_PAYLOAD])
-def test_what_goes_in_comes_out_with_our_uid_and_gid(munge: Munge, payload: bytes) -> None:
+def test_data_is_decoded_with_the_own_uid_and_gid(munge: Munge, payload: bytes) -> None:
     assert munge.decode(munge.encode(payload)) == Credential(payload, os.geteuid(), os.getegid())
 
 
@@ -75,7 +75,7 @@ def test_another_cluster_s_credential_is_refused(munge: Munge) -> None:
 
 
 @pytest.mark.parametrize("junk", [b"", b"MUNGE:AwQDAAD:", b"hello", b"MUNGE:" + b"A" * 500 + b":", b"a\0b"])
-def test_what_is_no_credential_is_refused(munge: Munge, junk: bytes) -> None:
+def test_an_invalid_credential_is_refused(munge: Munge, junk: bytes) -> None:
     with pytest.raises(MungeError):
         munge.decode(junk)
 
@@ -94,7 +94,7 @@ def test_only_the_named_user_may_decode(munge: Munge) -> None:
 
 
 @root
-def test_another_user_s_credential_says_so(munge: Munge) -> None:
+def test_a_credential_of_another_user_has_that_uid(munge: Munge) -> None:
     assert munge.decode(as_uid(NOBODY, lambda: munge.encode(b"x"))) == Credential(b"x", NOBODY, NOBODY)
 
 

@@ -61,7 +61,7 @@ def test_vhpcd_uses_a_new_key_without_a_restart(vhpcd: Vhpcd, controller: Munged
 
 
 @pytest.mark.promise("keys.renew")
-def test_a_host_with_another_key_is_told_so_and_loses_nothing(
+def test_another_munge_key_is_reported_and_loses_nothing(
     vhpcd: Vhpcd, controller: Munged, tmp_path: Path
 ) -> None:
     """Its acknowledgement waits; the others are served meanwhile."""
@@ -89,7 +89,7 @@ def test_a_host_with_another_key_is_told_so_and_loses_nothing(
 
 
 @pytest.mark.promise("clock.hour-off")
-def test_a_host_whose_clock_is_an_hour_off_is_told_so(vhpcd: Vhpcd, controller: Munged) -> None:
+def test_a_host_whose_clock_is_an_hour_off_gets_the_reason(vhpcd: Vhpcd, controller: Munged) -> None:
     """vhpcd and all others continue; this host does so when its clock is right again."""
     vhpcd.client.open_generation(request(1), allocation("n1"))
     for shift_s in (3600, -3600):

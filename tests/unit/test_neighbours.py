@@ -87,9 +87,7 @@ def test_databases_of_earlier_schemas_are_read(
 
 
 @pytest.mark.promise("db.versions")
-def test_the_older_database_is_kept_beside_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_older_database_is_kept_with_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "db"
     filled(path)
     old = sqlite3.connect(path)

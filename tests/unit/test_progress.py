@@ -72,7 +72,7 @@ def test_a_terminal_gets_a_bar_that_is_removed_at_the_end(tmp_path: Path) -> Non
     assert "\n" not in said
 
 
-def test_without_a_terminal_short_work_says_nothing(tmp_path: Path) -> None:
+def test_without_a_terminal_short_work_prints_nothing(tmp_path: Path) -> None:
     publish(tmp_path, "base", bytes(MIB))
     out, said = verify(tmp_path, terminal=False)
     assert out.splitlines()[1].endswith("ok")

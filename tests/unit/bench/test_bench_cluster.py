@@ -41,7 +41,7 @@ def test_the_time_of_a_tree_includes_ended_children() -> None:
     assert counted.tree_s(found, [10, 99]) == 7.75
 
 
-def test_the_kernel_counts_what_a_child_has_used() -> None:
+def test_cpu_time_of_a_child_is_counted_by_the_kernel() -> None:
     before = counted.all_processes()[os.getpid()]
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)

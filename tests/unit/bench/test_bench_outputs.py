@@ -89,7 +89,7 @@ def test_a_failed_hpcc_and_one_without_hpl_are_no_result() -> None:
         parse(BY_NAME["hpcc"], whole.replace("HPL_Tflops=0.000211932", "HPL_Tflops=-1"), 2)
 
 
-def test_what_hpcc_did_not_measure_is_left_out() -> None:
+def test_figures_that_hpcc_did_not_measure_are_left_out() -> None:
     whole = text("hpcc.out").replace("MPIFFT_Gflops=6.29975", "MPIFFT_Gflops=-1")
     assert "MPIFFT_Gflops" not in parse(BY_NAME["hpcc"], whole, 2).values
 

@@ -122,7 +122,7 @@ def test_emulated_guests_and_virtual_nodes_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize(("side", "says"), [("native", "natively"), ("guest", "in guests of debian-hpc")])
-def test_a_missing_program_is_said_with_its_package(side: Side, says: str) -> None:
+def test_a_missing_program_is_reported_with_its_package(side: Side, says: str) -> None:
     found = runs("lammps", 10, 9)
     for one in found:
         if one.side == side:

@@ -139,7 +139,7 @@ def test_files_and_triad_leave_nothing_but_results(folder: JobFolder) -> None:
     assert not folder.path.exists()
 
 
-def test_programs_that_are_missing_are_known_as_such(folder: JobFolder, tmp_path: Path) -> None:
+def test_missing_programs_are_reported_as_missing(folder: JobFolder, tmp_path: Path) -> None:
     """Without LAMMPS and HPCC on this host, as in an image without them."""
     (tmp_path / "bin").mkdir()
     for name in ("sh", "cat", "mv", "rm", "nproc"):
@@ -184,7 +184,7 @@ def test_a_job_that_does_not_complete_ends_the_rounds(folder: JobFolder, end: st
     assert first.outcomes["triad"].figures is not None  # what it has measured is not lost
 
 
-def test_waiting_is_said_with_slurms_reason(folder: JobFolder) -> None:
+def test_waiting_is_shown_with_slurms_reason(folder: JobFolder) -> None:
     said: list[str] = []
     states = (JobState("PENDING", "Resources", ""),) * 3 + (JobState("RUNNING", "None", "n1"),)
     finish(wish(), folder, Local(states), said.append)
@@ -240,7 +240,7 @@ def test_a_job_that_slurm_forgot_is_judged_by_its_results(folder: JobFolder) -> 
     assert first.problem == "native job 41 has disappeared from Slurm"
 
 
-def test_nodes_that_do_not_see_the_folder_are_said(
+def test_nodes_that_do_not_see_the_folder_are_reported(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Elsewhere(Local):

@@ -21,7 +21,7 @@ def measure(*words: str, program: str = "vhpc-measure") -> subprocess.CompletedP
     return subprocess.run([BUILT / program, *words], capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_machine_is_what_the_kernel_says() -> None:
+def test_the_machine_is_described_as_by_the_kernel() -> None:
     found = pairs(measure("machine").stdout)
     assert found["kernel"] == os.uname().release
     assert found["cpus"] == str(os.cpu_count())
@@ -48,7 +48,7 @@ def test_triad_refuses_arrays_beyond_the_memory() -> None:
     assert "MiB are available" in done.stderr
 
 
-def test_files_writes_what_it_says_and_removes_it(tmp_path: Path) -> None:
+def test_files_writes_the_reported_files_and_removes_them(tmp_path: Path) -> None:
     done = measure("files", str(tmp_path), "2", "7")
     assert (done.returncode, done.stderr) == (0, "")
     assert list(pairs(done.stdout)) == [

@@ -193,9 +193,7 @@ def test_no_changed_byte_is_taken_for_intact(tmp_path: Path, place: int) -> None
 
 
 @needs_tool
-def test_the_sandbox_of_imports_permits_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sandbox_of_imports_permits_a_hash_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AF_ALG sockets are among what the sandbox refuses."""
     code = """
 import json, pathlib, sys

@@ -77,7 +77,7 @@ def test_a_manifest_of_another_encoder_is_resolved(tmp_path: Path) -> None:
     assert FolderCatalog(tmp_path).read_manifest(newer.digest).labels["site/owner"] == "hpc-support"
 
 
-def test_a_name_follows_what_is_published_while_digests_stay(tmp_path: Path) -> None:
+def test_a_name_follows_new_images_while_digests_stay(tmp_path: Path) -> None:
     first = publish(tmp_path, manifest())
     second = publish(tmp_path, manifest(description="newer"))
     assert first != second
@@ -100,7 +100,7 @@ def test_unknown_tag_names_the_tags_there_are(tmp_path: Path) -> None:
     assert "did you mean debian-minimal:12 or debian-minimal:13?" in refusal(tmp_path, "debian-minimal:14")
 
 
-def test_a_digest_pins_the_image_whatever_its_name_points_to(tmp_path: Path) -> None:
+def test_a_digest_pins_the_image_if_its_name_moves(tmp_path: Path) -> None:
     first = publish(tmp_path, manifest(description="first"))
     publish(tmp_path, manifest(description="second"))
     pinned = ImageRef.parse(f"debian-minimal@{first}")
@@ -145,7 +145,7 @@ def test_a_reference_never_leaves_the_catalogue(ref: str) -> None:
         ImageRef.parse(ref)
 
 
-def test_an_empty_catalogue_says_so(tmp_path: Path) -> None:
+def test_an_empty_catalogue_is_reported_as_empty(tmp_path: Path) -> None:
     assert "is empty" in refusal(tmp_path / "absent")
     assert FolderCatalog(tmp_path / "absent").images() == []
 
@@ -196,12 +196,12 @@ def test_a_manifest_that_we_could_not_boot_is_refused(
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"schema": 1}', b"\xff"])
-def test_what_is_no_manifest_is_refused(tmp_path: Path, raw: bytes) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, raw: bytes) -> None:
     publish(tmp_path, raw)
     assert "unusable manifest" in refusal(tmp_path)
 
 
-def test_listing_shows_broken_images_beside_sound_ones(tmp_path: Path) -> None:
+def test_listing_shows_broken_images_among_sound_ones(tmp_path: Path) -> None:
     publish(tmp_path, manifest())
     publish(tmp_path, b"{}", "broken/latest")
     (tmp_path / "names/debian-minimal/.new-x").write_text("being written")

@@ -44,7 +44,7 @@ def test_a_name_is_moved_back_by_a_digest(tmp_path: Path) -> None:
     assert FolderCatalog(tmp_path).resolve(ref("base")).digest == first
 
 
-def test_what_cannot_be_tagged_or_removed_is_refused(tmp_path: Path) -> None:
+def test_invalid_tags_and_removals_are_refused(tmp_path: Path) -> None:
     digest = publish(tmp_path, "base", b"root")
     before = files_in(tmp_path)
     for change, says in (

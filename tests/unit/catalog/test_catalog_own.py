@@ -62,7 +62,7 @@ def test_a_user_name_cannot_lead_elsewhere(user: str) -> None:
         own_catalog(Images(user_catalog="/home/{user}/images"), user)
 
 
-def test_what_is_missing_is_named(folder: Path) -> None:
+def test_missing_parts_are_named(folder: Path) -> None:
     see = "see: vhpc image ls --own; make it: vhpc image import SOURCE"
     assert refusal(folder, "own/cuda:2") == (
         f"image own/cuda:2 is unknown (did you mean own/cuda:latest? {see} own/cuda:2)"

@@ -58,7 +58,7 @@ def test_a_manifest_is_decoded_whole() -> None:
     assert whole.labels["site/owner"] == "hpc-support"
 
 
-def test_a_lease_carries_what_nodes_need() -> None:
+def test_a_lease_carries_the_values_that_nodes_need() -> None:
     image = decode_manifest(RAW)
     assert (image.schema, image.arch, image.firmware, image.init) == (1, "x86_64", "bios", "agent")
     assert (image.min_memory_mib, image.min_cpus) == (4096, 2)
@@ -292,7 +292,7 @@ def _places(value: Any, above: str = "") -> list[str]:
 
 @pytest.mark.promise("image.canonical")
 @given(place=st.sampled_from(_places(VALID)), value=json_values)
-def test_what_is_accepted_is_canonical_and_bounded(place: str, value: Any) -> None:
+def test_accepted_manifests_are_canonical_and_bounded(place: str, value: Any) -> None:
     try:
         raw = encoded(changed(place, value))
         whole = decode_whole(raw)

@@ -109,7 +109,7 @@ def test_the_manual_of_the_configuration_is_up_to_date(vhpc: Vhpc) -> None:
     assert configuration._roff(".it's a\\b") == "\\&.it\\(aqs a\\eb"
 
 
-def test_config_marks_what_was_set(vhpc: Vhpc) -> None:
+def test_config_marks_values_that_were_set(vhpc: Vhpc) -> None:
     lines = {line.split()[0]: line.split()[1:] for line in vhpc("config").splitlines()}
     assert lines["guests.accelerator"] == ['"tcg"', "*"]
     assert lines["guests.qemu_group"] == ['"kvm"']

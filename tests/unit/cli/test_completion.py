@@ -96,7 +96,7 @@ def test_bash_completes_vhpc(site: Path) -> None:
     assert in_bash("vhpc", "forward", "") == ["8", "71"]
 
 
-def test_bash_completes_images_beside_slurms_completion(site: Path) -> None:
+def test_bash_completes_images_together_with_slurms_options(site: Path) -> None:
     image = ("sbatch", "-N2", "--vhpc-image", "=")
     assert in_bash(*image, "debian-m", before=SLURM) == ["debian-minimal:latest"]
     assert in_bash(*image, "debian-minimal", ":", "la", before=SLURM) == ["latest"]

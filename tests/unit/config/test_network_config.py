@@ -79,7 +79,7 @@ def test_records_without_a_segment_are_read(tmp_path: Path) -> None:
     assert rules.serves(site.service.reserve(request(1), allocation(), identity(0)), request(1), allocation())
 
 
-def test_the_word_is_checked_again_by_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controller_checks_the_network_word_again(monkeypatch: pytest.MonkeyPatch) -> None:
     job = cast(
         SlurmJob,
         SimpleNamespace(

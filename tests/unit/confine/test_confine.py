@@ -118,7 +118,7 @@ def test_its_root_has_the_system_the_shared_folder_and_itself(folder: Path) -> N
     assert "Operation not permitted" in said[-2]
 
 
-def test_what_it_makes_is_its_users(folder: Path) -> None:
+def test_files_that_a_helper_makes_belong_to_its_user(folder: Path) -> None:
     assert run(confinement(folder), "/usr/bin/touch", "/share/made") == "0"
     assert (folder / "made").stat().st_uid == 2001
 
@@ -158,7 +158,7 @@ exec {BUILT} --uid=2001 --gid=2001 --share={folder} -- \\
 
 @pytest.mark.promise("attack.workdir-link")
 @pytest.mark.parametrize("where", ["/", "/proc", "/proc/1", "/sys", "/dev", "/run"])
-def test_where_a_link_leads_decides_what_is_shared(folder: Path, where: str) -> None:
+def test_a_link_to_a_forbidden_folder_is_not_shared(folder: Path, where: str) -> None:
     (folder / "link").symlink_to(where)
     with pytest.raises(UserError, match="cannot be shared") as caught:
         run(confinement(folder / "link"), "/usr/bin/true")
@@ -211,7 +211,7 @@ def test_a_stopped_helper_is_the_users_doing(sleeper: process.ProcessRef) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: modprobe fuse")
-def test_a_file_system_of_the_users_that_hangs_is_his_doing(folder: Path) -> None:
+def test_a_hanging_file_system_of_the_user_fails_the_job(folder: Path) -> None:
     """Nobody serves it: whatever asks it for anything waits until it is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     served = os.open("/dev/fuse", os.O_RDWR)
@@ -229,7 +229,7 @@ def test_a_file_system_of_the_users_that_hangs_is_his_doing(folder: Path) -> Non
 
 
 @pytest.mark.promise("attack.fuse-home")
-def test_fuse_file_systems_of_a_user_are_told_from_the_sites() -> None:
+def test_fuse_mounts_of_users_are_distinguished_from_the_sites() -> None:
     mounts = (
         "30 1 0:30 / /home rw shared:1 - fuse.sshfs server:/ rw,user_id=0,group_id=0,allow_other\n"
         "31 1 0:31 / /home/alice/far rw shared:2 - fuse.sshfs x:/ rw,user_id=2001,group_id=2001\n"
@@ -349,7 +349,7 @@ def test_it_keeps_the_descriptors_it_is_given_and_no_others(folder: Path) -> Non
     its.close()
 
 
-def test_it_joins_the_control_groups_it_is_told_to(folder: Path, tmp_path: Path) -> None:
+def test_it_joins_the_given_control_groups(folder: Path, tmp_path: Path) -> None:
     """Here a plain file stands for cgroup.procs; tests of control groups have real ones."""
     procs = tmp_path / "cgroup.procs"
     procs.touch()

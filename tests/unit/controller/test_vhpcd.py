@@ -287,7 +287,7 @@ def test_sigterm_ends_it_cleanly_while_clients_wait(vhpcd: Vhpcd) -> None:
         ({"database": "/proc/vhpc/leases"}, "vhpcd cannot use /proc/vhpc/leases"),
     ],
 )
-def test_what_keeps_it_from_starting_is_one_line(stopped: Vhpcd, change: dict[str, str], said: str) -> None:
+def test_a_failed_start_is_one_line(stopped: Vhpcd, change: dict[str, str], said: str) -> None:
     path = stopped.folder / "vhpc.toml"
     ((key, value),) = change.items()
     lines = [
@@ -302,7 +302,7 @@ def test_what_keeps_it_from_starting_is_one_line(stopped: Vhpcd, change: dict[st
     assert "Traceback" not in words
 
 
-def test_version_is_said() -> None:
+def test_the_version_is_printed() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vhpc_slurm.controller.server", "--version"],
         env={"PYTHONPATH": SOURCES},

@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long,
 fabric = fabric_of_its_own
 
 
-def test_vhpcd_and_ufm_agree_whatever_happens(
-    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
-) -> None:
+def test_vhpcd_and_ufm_agree_after_any_fault(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> None:
     with (
         fake_ufm(tmp_path, fabric) as ufm,
         a_vhpcd(tmp_path, daemon, fabric, **settings_of(ufm, tmp_path)) as vhpcd,

@@ -53,7 +53,7 @@ def test_jobs_have_their_keys_while_they_run_and_none_afterwards(
 
 
 @pytest.mark.promise("fabric.no-wait")
-def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+def test_starts_without_new_keys_wait_for_no_sweep(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     ready = opened(vhpcd, 1)
     os.kill(fabric.opensm.pid, signal.SIGSTOP)
     try:

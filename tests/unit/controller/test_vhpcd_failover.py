@@ -75,7 +75,7 @@ def test_after_kill_9_the_standby_takes_over(pair: Pair) -> None:
     assert pair.jobs() == [1, 2]
 
 
-def test_a_restarted_vhpcd_goes_on_at_once(pair: Pair) -> None:
+def test_a_restarted_vhpcd_continues_at_once(pair: Pair) -> None:
     pair.open()
     pair.first.kill()
     pair.first.start()

@@ -60,7 +60,7 @@ def test_leases_survive_kill_9_of_vhpcd(vhpcd: Vhpcd) -> None:
 
 
 @have_munged
-def test_clients_are_told_that_the_server_is_away(vhpcd: Vhpcd, proxy: Proxy) -> None:
+def test_clients_get_the_error_of_an_unreachable_server(vhpcd: Vhpcd, proxy: Proxy) -> None:
     vhpcd.client.open_generation(request(1), allocation())
     proxy.refuses, proxy.before = True, lambda _data: True
     for _ in range(2):

@@ -43,7 +43,7 @@ def test_each_command_exists() -> None:
     assert spoken - set(commands()) == set()
 
 
-def test_each_line_of_the_table_is_one_that_is_said() -> None:
+def test_each_line_of_the_table_is_a_line_of_vhpcd() -> None:
     table = TEXT[TEXT.index("## Troubleshooting") : TEXT.index("## Measurements")]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     said = [phrase for cell in first for phrase in re.findall(r"`([^`]+)`", cell)]

@@ -53,12 +53,12 @@ def split() -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("snippet", split()[0])
-def test_what_the_page_names_is_in_a_golden_domain(snippet: str) -> None:
+def test_settings_of_the_page_are_in_a_golden_domain(snippet: str) -> None:
     assert occurs(parse(snippet))
 
 
 @pytest.mark.parametrize("snippet", split()[1])
-def test_what_the_page_says_is_not_used_is_in_none(snippet: str) -> None:
+def test_settings_that_are_not_used_are_in_no_domain(snippet: str) -> None:
     assert not occurs(parse(snippet))
 
 

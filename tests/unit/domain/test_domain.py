@@ -92,7 +92,7 @@ def test_an_invariant_tsc_is_required_only_where_the_host_has_it() -> None:
     assert "invtsc" not in {feature.get("name") for feature in nested.iterfind("cpu/feature")}
 
 
-def test_amd_guests_alone_are_told_to_show_smt() -> None:
+def test_only_amd_guests_have_topoext() -> None:
     def features(case: str) -> set[str | None]:
         return {feature.get("name") for feature in ET.fromstring(render(CASES[case])).iterfind("cpu/feature")}
 

@@ -79,7 +79,7 @@ def test_ports_with_own_guids_get_keys_of_jobs_on_their_nodes(site: Site, fabric
     assert site.open(3, "n1").lease.network.port_guids == ((f"{GUIDS[14]:#018x}",),)
 
 
-def test_the_reader_sees_what_smpquery_sees(fabric: SimulatedFabric, reader: FabricReader) -> None:
+def test_the_reader_sees_the_same_as_smpquery(fabric: SimulatedFabric, reader: FabricReader) -> None:
     text = "k=0x1000, indx0 : 0x02cc100000000000=full ;\nl=0x1001 : 0x02cc100100000000=limited ;\n"
     fabric.replace(DEFAULT + text.encode())
     fabric.sweep()
@@ -130,7 +130,7 @@ def test_a_user_s_jobs_share_a_key_and_no_port(
     assert sets(fabric) == NOBODY
 
 
-def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: SimulatedFabric) -> None:
+def test_ports_that_do_not_exist_yet_are_reported_as_absent(site: Site, fabric: SimulatedFabric) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 7)))
     assignment = site.store.keys.snapshot().must(record.lease.generation)
     proof = verify(site.backend, assignment.generation, site.store.keys.snapshot())
@@ -159,7 +159,7 @@ def test_readiness_follows_opensm(fabric: SimulatedFabric, reader: FabricReader,
     assert sets(fabric) == holding((0x1001, 1))
 
 
-def test_an_opensm_that_hangs_is_not_waited_for_for_ever(
+def test_waiting_for_a_hanging_opensm_has_a_deadline(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
@@ -221,7 +221,7 @@ def test_the_auditor_repairs_a_damaged_file_and_its_effect(
     assert sets(fabric) == holding((0x1000, 2))
 
 
-def test_the_command_says_what_the_auditor_finds(
+def test_the_command_shows_the_auditors_findings(
     site: Site, fabric: SimulatedFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.open(1, "n1", "n2")
@@ -315,7 +315,7 @@ def test_a_file_that_fills_a_port_s_table_is_taken_back(
         reader.close()
 
 
-def test_a_reader_without_a_fabric_says_so_in_time(tmp_path: Path, fabric: SimulatedFabric) -> None:
+def test_a_reader_without_a_fabric_fails_in_time(tmp_path: Path, fabric: SimulatedFabric) -> None:
     nowhere = fabric.environment | {"IBSIM_SOCKNAME": "vhpc-nothing-here"}
     reader = FabricReader(environment=nowhere)
     began = time.monotonic()

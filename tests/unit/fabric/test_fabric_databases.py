@@ -25,7 +25,7 @@ site = backend_site
 pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
 
 
-def test_a_database_that_knows_nothing_takes_no_key_away(
+def test_an_empty_database_removes_no_key(
     site: Site, fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site.open(1, "n1")
@@ -64,7 +64,7 @@ def test_a_copy_of_yesterday_s_database_writes_nothing(
     assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))
 
 
-def test_a_vhpcd_that_is_started_anew_knows_its_file(
+def test_a_restarted_vhpcd_knows_its_file(
     site: Site, fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site.open(1, "n1")

@@ -102,7 +102,7 @@ def test_frozen_at_any_line_an_old_vhpcd_leaves_the_new_file(file: Path) -> None
     opensm(file, 8).replace(NEW)
 
 
-def test_a_lower_epoch_is_refused_and_the_same_one_goes_on(file: Path) -> None:
+def test_a_lower_epoch_is_refused_and_the_same_one_continues(file: Path) -> None:
     opensm(file, 8).replace(NEW)
     with pytest.raises(FabricError, match="belongs to another vhpcd: it has epoch 8, this one has 7"):
         opensm(file, 7).replace(OLD)
@@ -110,7 +110,7 @@ def test_a_lower_epoch_is_refused_and_the_same_one_goes_on(file: Path) -> None:
     assert file.read_bytes() == b"# again\n"
 
 
-def test_what_the_old_one_restores_is_refused(file: Path) -> None:
+def test_a_restore_by_the_old_vhpcd_is_refused(file: Path) -> None:
     old = opensm(file, 7)
     old.replace(OLD)
     opensm(file, 8).replace(NEW)
@@ -124,7 +124,7 @@ def test_the_only_vhpcd_makes_no_marks(file: Path) -> None:
     assert file.read_bytes() == NEW
 
 
-def test_one_whose_time_is_over_writes_nothing(file: Path) -> None:
+def test_a_vhpcd_whose_time_is_over_writes_nothing(file: Path) -> None:
     late = FabricWriter(8, lambda: -0.1)
     with pytest.raises(FabricError, match="no longer the active one"):
         Opensm(file, file, file, 1.0, late).replace(NEW)

@@ -103,7 +103,7 @@ def test_a_changed_file_is_put_back_before_opensm_reads_it(
 
 @pytest.mark.promise("fabric.file")
 @simulated
-def test_what_opensm_has_read_is_put_right_at_once(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+def test_a_change_that_opensm_has_read_is_repaired_at_once(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     assert vhpcd.process is not None
     vhpcd.process.send_signal(signal.SIGSTOP)  # so that OpenSM is sooner
     try:
@@ -131,7 +131,7 @@ def test_only_a_foreign_sweep_is_followed_by_an_audit(vhpcd: Vhpcd, fabric: Simu
 
 
 @simulated
-def test_a_log_that_was_cut_or_begun_anew_is_still_heard(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+def test_rotated_or_truncated_log_is_followed(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     old = fabric.log.with_suffix(".1")
 
     def says_so() -> None:
@@ -150,7 +150,7 @@ def test_a_log_that_was_cut_or_begun_anew_is_still_heard(vhpcd: Vhpcd, fabric: S
 
 
 @simulated
-def test_who_changes_the_file_without_end_meets_the_auditor(
+def test_endless_changes_of_the_file_are_left_to_the_auditor(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=1.0) as vhpcd:
@@ -201,7 +201,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     place.watch.close()
 
 
-def test_each_change_is_noticed_and_what_was_put_back_is_none(place: Place) -> None:
+def test_each_change_is_noticed_except_the_own_restore(place: Place) -> None:
     place.file.write_text("wrong")
     wait_for(lambda: place.noticed == 1, "not noticed")
     assert place.file.read_text() == "right"
@@ -289,7 +289,7 @@ def test_the_other_end_of_a_command_puts_its_file_back_too(tmp_path: Path) -> No
         manager.stdin.close()
 
 
-def test_a_file_that_nobody_wrote_is_not_put_back(tmp_path: Path) -> None:
+def test_a_file_that_vhpcd_never_wrote_is_not_restored(tmp_path: Path) -> None:
     opensm = Opensm(tmp_path / "file", tmp_path / "pid", tmp_path / "log", 1.0)
     (tmp_path / "file").write_bytes(b"x")
     assert not opensm.put_back()

@@ -44,7 +44,7 @@ def test_guids_are_locally_administered_and_not_multicast() -> None:
     "place",
     [(0, 0, 0, 0), (0x7FFF, 0, 0, 0), (1, 256, 0, 0), (1, 0, 65536, 0), (1, 0, 0, 256), (1, -1, 0, 0)],
 )
-def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int]) -> None:
+def test_values_too_large_for_a_guid_are_refused(place: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="no GUID"):
         numbers.port_guid(*place)
 
@@ -86,7 +86,7 @@ def test_unused_keys_come_first_then_the_longest_free() -> None:
         keys.assign(pool, snapshot, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
-def test_jobs_of_a_user_share_his_key_and_fill_rank_gaps() -> None:
+def test_jobs_of_a_user_share_a_key_and_fill_rank_gaps() -> None:
     snapshot = KeySnapshot(
         1,
         (
@@ -108,7 +108,7 @@ def test_jobs_of_a_user_share_his_key_and_fill_rank_gaps() -> None:
     assert keys.assign(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
 
 
-def test_an_exhausted_pool_says_what_holds_it() -> None:
+def test_an_exhausted_pool_names_its_holders() -> None:
     states = (KeyState.ACTIVE, KeyState.QUARANTINE, KeyState.TOMBSTONE, KeyState.QUARANTINE)
     snapshot = KeySnapshot(
         1,
@@ -164,7 +164,7 @@ def test_assignments_survive_reopening_and_changes_count(store: SqlStore, leases
     assert replace(snapshot, tag="") == KeySnapshot(4, assignments, {0x1001: 4})
 
 
-def test_a_copy_of_the_database_does_not_know_what_came_after_it(tmp_path: Path) -> None:
+def test_an_old_copy_of_the_database_is_recognized(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "leases.sqlite")
     with store.transaction():
         store.keys.add(an_assignment(1))
@@ -278,7 +278,7 @@ def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
         service.open(request(2), allocation("n1"), identity(0))
 
 
-def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> None:
+def test_a_changed_wall_clock_changes_no_state_of_keys(tmp_path: Path) -> None:
     steady, wall = [0.0], [1e9]
     service = Alone(
         SqliteStore(tmp_path / "db"),
@@ -307,7 +307,7 @@ def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> Non
     assert states() == ["tombstone"]
 
 
-def test_a_fabric_with_the_keys_of_ready_jobs_is_not_told_again(
+def test_a_fabric_with_the_keys_of_ready_jobs_is_not_changed(
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)

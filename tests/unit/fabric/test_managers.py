@@ -258,7 +258,7 @@ def here(tmp_path: Path) -> Opensm:
     return Opensm(tmp_path / "partitions.conf", tmp_path / "pid", tmp_path / "log", 1.0)
 
 
-def test_of_a_log_only_what_matters_is_sent(here: Opensm) -> None:
+def test_only_relevant_lines_of_a_log_are_sent(here: Opensm) -> None:
     inode = here.mark()[0].inode
     asked = f'{{"do": "since", "mark": {{"inode": {inode}, "size": 0}}}}'
     assert serve(here, asked.encode()).said == b"SUBNET UP\nPARSE ERROR line 3"
@@ -279,7 +279,7 @@ def test_of_a_log_only_what_matters_is_sent(here: Opensm) -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_request_is_refused(here: Opensm, tmp_path: Path, line: bytes) -> None:
+def test_an_invalid_request_is_refused(here: Opensm, tmp_path: Path, line: bytes) -> None:
     assert serve(here, line).error is not None
     assert (tmp_path / "partitions.conf").read_bytes() == DEFAULT
 
@@ -288,7 +288,7 @@ def test_what_is_no_request_is_refused(here: Opensm, tmp_path: Path, line: bytes
 @settings(
     max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whatever_comes_there_is_an_answer(here: Opensm, line: bytes) -> None:
+def test_each_input_gets_an_answer(here: Opensm, line: bytes) -> None:
     assert serve(here, line).error is not None
 
 
@@ -335,7 +335,7 @@ def test_a_command_that_does_not_listen_is_not_waited_for() -> None:
         RemoteOpensm(("sleep", "60"), 1.0).replace(bytes(1 << 20))
 
 
-def test_a_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
+def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
     script = f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; exit 255; }}; read line; echo '{{}}'"
     remote = RemoteOpensm(("sh", "-c", script), 5.0)
     with pytest.raises(FabricError, match="it has ended: status 255"):

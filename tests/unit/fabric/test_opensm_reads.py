@@ -20,7 +20,7 @@ GOOD = DEFAULT + f"key_1000=0x1000, indx0 : {GUIDS[0]:#018x}=full, {GUIDS[1]:#01
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_opensm_reads_what_is_rendered_as_the_key_table_means_it(fabric: SimulatedFabric, seed: int) -> None:
+def test_opensm_reads_rendered_files_as_the_key_table(fabric: SimulatedFabric, seed: int) -> None:
     chance = random.Random(seed)
     assignments = []
     for number, pkey in enumerate(KEYS, 1):
@@ -51,7 +51,7 @@ def test_opensm_reads_what_is_rendered_as_the_key_table_means_it(fabric: Simulat
 
 
 @pytest.mark.parametrize("text", [text for text, _, _, does in BAD if does == OPEN])
-def test_opensm_fails_open_where_the_linter_says_so(fabric: SimulatedFabric, text: str) -> None:
+def test_opensm_fails_open_where_the_linter_reports_it(fabric: SimulatedFabric, text: str) -> None:
     fabric.replace(GOOD)
     fabric.sweep()
     assert set(fabric.tables(GUIDS[0])[GUIDS[0]]) == {0x7FFF, 0x9000}

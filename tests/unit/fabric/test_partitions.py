@@ -29,7 +29,7 @@ def test_a_good_file_is_read() -> None:
 
 
 @pytest.mark.parametrize(("text", "line", "reason", "opensm"), BAD)
-def test_what_opensm_would_take_amiss_is_refused(text: str, line: int, reason: str, opensm: str) -> None:
+def test_files_that_opensm_would_misread_are_refused(text: str, line: int, reason: str, opensm: str) -> None:
     defects = partitions.lint(text.encode())
     assert [defect for defect in defects if defect.line == line and reason in defect.reason], defects
     with pytest.raises(FabricError, match="is refused"):
@@ -47,7 +47,7 @@ def test_an_endless_statement_is_read_to_the_longest_allowed() -> None:
     assert (defect.line, defect.reason) == (1, "the statement that begins here has no ';'")
 
 
-def test_all_defects_are_said_in_the_order_of_lines() -> None:
+def test_all_defects_are_listed_in_the_order_of_lines() -> None:
     text = DEFAULT + f"a=0x0 : {A}=full ;\nb=0x1001 : {B} ;\nb=0x1001 : X=full ;\n"
     assert [defect.line for defect in partitions.lint(text.encode())] == [2, 3, 4, 4, 4]
 

@@ -46,7 +46,7 @@ def test_each_node_and_rail_has_its_ports_in_line_order() -> None:
         ("", "lists no port"),
     ],
 )
-def test_a_line_that_is_none_is_refused_by_its_number(line: str, why: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(line: str, why: str) -> None:
     with pytest.raises(FabricError, match=why):
         portmap.parse(line, "ports")
 
@@ -69,7 +69,7 @@ def test_a_job_gets_the_first_free_ports_of_its_nodes() -> None:
         ("n3", 1, 1, "ports has 0 ports of node n3 on rail 0"),
     ],
 )
-def test_too_few_ports_are_an_error_that_says_who_has_them(node: str, rails: int, vfs: int, why: str) -> None:
+def test_too_few_ports_are_an_error_with_their_holders(node: str, rails: int, vfs: int, why: str) -> None:
     with pytest.raises(FabricError, match=why):
         portmap.parse(TEXT, "ports").choose(
             (node,), rails=rails, vfs=vfs, taken={0x0002C90300000101, 0x0002C90300000201}

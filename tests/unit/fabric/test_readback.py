@@ -173,6 +173,6 @@ def test_a_reader_that_has_ended_is_started_again(site: Site, reader: FabricRead
     assert asked == ["ports", "scan"]
 
 
-def test_the_port_of_the_master_is_known_as_such(reader: FabricReader) -> None:
+def test_the_port_of_the_master_is_recognized(reader: FabricReader) -> None:
     (port,) = reader.ports((SM_GUID,), 10.0)
     assert (port.master, port.local, port.pkeys) == (True, True, (0xFFFF,))

@@ -46,7 +46,7 @@ class Site:
 ETHERNET = {"backend": "ethernet", "vlan_first": 100, "vlan_last": 102, "rails": 2, "vfs": 2}
 
 
-def test_each_job_has_a_vlan_and_after_it_nobody_for_a_while(tmp_path: Path) -> None:
+def test_each_job_has_a_vlan_that_rests_afterwards(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.backend.validate(site.snapshot)
     assert site.open(1, "n1", "n2") == NetworkIdentity("ethernet", vlan=100, rails=2, vfs=2)
@@ -83,7 +83,7 @@ def test_a_user_s_jobs_share_a_vlan_and_no_address(tmp_path: Path) -> None:
     assert site.open(3, "n1", uid=2002).vlan == 101
 
 
-def test_no_port_counts_as_seen_where_none_can_be_read(tmp_path: Path) -> None:
+def test_without_readable_ports_none_counts_as_seen(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1", "n2")
     proof = verify(site.backend, site.snapshot.assignments[0].generation, site.snapshot)
@@ -167,7 +167,7 @@ def test_a_vlan_is_shown_by_its_name(
         (9, 8, numbers.VLANS),
     ],
 )
-def test_ranges_that_are_none_are_refused(first: int, last: int, space: numbers.Space) -> None:
+def test_invalid_ranges_are_refused(first: int, last: int, space: numbers.Space) -> None:
     with pytest.raises(FabricError, match=f"invalid range of {space.name}s"):
         KeyPool(first, last, space=space)
 

@@ -94,7 +94,7 @@ def test_a_stranger_on_a_key_stays_and_blocks_the_job(site: Site, ufm: FakeUfm) 
     assert site.open(2, "n1").lease.network.pkey == 0x1001
 
 
-def test_keys_of_the_site_s_own_are_left_alone(site: Site, ufm: FakeUfm) -> None:
+def test_keys_of_the_site_are_not_changed(site: Site, ufm: FakeUfm) -> None:
     ufm.do("POST", "/resources/pkeys/", {"pkey": "0x20", "guids": ["0002c90300000001"]})
     site.open(1, "n1")
     site.service.end(1, 0)
@@ -102,7 +102,7 @@ def test_keys_of_the_site_s_own_are_left_alone(site: Site, ufm: FakeUfm) -> None
     assert site.backend.audit(site.snapshot) == ()
 
 
-def test_what_is_lost_or_left_in_ufm_is_found_and_repaired(site: Site, ufm: FakeUfm) -> None:
+def test_lost_and_leftover_keys_in_ufm_are_repaired(site: Site, ufm: FakeUfm) -> None:
     site.open(1, "n1", "n2")
     del ufm.keys[0x1000].ports["02cc100000000100"]
     ufm.keys[0x1000].ports["02cc100000000700"] = ("full", True)

@@ -76,7 +76,7 @@ def test_ports_have_their_key_only_while_the_job_runs(
 
 
 @pytest.mark.promise("ufm.proof")
-def test_what_ufm_shows_and_no_port_has_is_no_proof(
+def test_a_key_in_ufm_without_ports_is_no_proof(
     managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
 ) -> None:
     fabric, ufm, readback = managed
@@ -96,7 +96,7 @@ def test_what_ufm_shows_and_no_port_has_is_no_proof(
     assert {finding.port_guid for finding in site.backend.audit(site.snapshot)} >= {0}
 
 
-def test_the_auditor_sees_ports_that_ufm_says_nothing_of(
+def test_the_auditor_sees_ports_that_ufm_does_not_list(
     managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
 ) -> None:
     fabric, ufm, readback = managed
@@ -136,14 +136,14 @@ def test_without_a_fabric_the_proof_sees_no_port(site: Site, ufm: FakeUfm) -> No
         ("POST", "accept"),
     ],
 )
-def test_a_start_survives_what_passes(site: Site, ufm: FakeUfm, method: str, kind: int | str) -> None:
+def test_a_start_survives_temporary_faults(site: Site, ufm: FakeUfm, method: str, kind: int | str) -> None:
     ufm.fail(method, kind, times=2, pkey=None if method == "GET" else 0x1000)
     assert site.open(1, "n1", "n2").lease.state is LeaseState.READY
     assert ufm.members(0x1000) == ALICE
 
 
 @pytest.mark.parametrize("kind", [409, 500, "cut", "cut-after", "half", "accept"])
-def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) -> None:
+def test_an_end_survives_temporary_faults(site: Site, ufm: FakeUfm, kind: int | str) -> None:
     site.open(1, "n1", "n2")
     ufm.fail("DELETE", kind)
     site.service.end(1, 0)
@@ -231,7 +231,7 @@ JSON = st.recursive(
 @example(data=b'{"x": {}}')
 @example(data=b'{"0x1000": {"guids": null}}')
 @settings(max_examples=examples(300), deadline=None)
-def test_whatever_ufm_answers_is_understood_or_refused(data: bytes) -> None:
+def test_any_answer_of_ufm_is_parsed_or_refused(data: bytes) -> None:
     client = UfmClient("https://ufm.example", Path("/none"), "", 1.0)
     client._ask = lambda *_, **__: data  # type: ignore[method-assign]
     try:
@@ -243,7 +243,7 @@ def test_whatever_ufm_answers_is_understood_or_refused(data: bytes) -> None:
         assert all(0 <= guid < 1 << 64 and full in (True, False) for guid, full in members.items())
 
 
-def test_a_ufm_that_is_not_there_is_said_to_be_so(ufm: FakeUfm, tmp_path: Path) -> None:
+def test_an_unreachable_ufm_is_reported(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path, timeout_s=0.5)
     ufm.stop()
     with pytest.raises(FabricError, match=r"does not answer: .*refused"):
@@ -273,7 +273,7 @@ def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_
         (lambda token: (token.rename(token.parent / "t"), token.symlink_to("t")), "cannot read UFM's token"),
     ],
 )
-def test_a_token_that_is_none_is_not_sent(
+def test_an_invalid_token_is_not_sent(
     site: Site, ufm: FakeUfm, tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(tmp_path / "token")
@@ -312,12 +312,12 @@ def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["", "http://ufm.example", "https://", "https://u.example/ufmRest", "https://u.example:x", "ufm"]
 )
-def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+def test_an_invalid_address_of_ufm_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(FabricError, match="is not the address of a UFM"):
         UfmClient(url, tmp_path / "token", "", 5.0)
 
 
-def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_certificates_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("none")
     for path in (tmp_path / "ca", tmp_path / "absent"):
         with pytest.raises(FabricError, match="cannot read the certificates"):

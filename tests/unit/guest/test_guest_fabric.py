@@ -81,7 +81,7 @@ def test_the_agent_serves_others_while_it_waits_for_the_port(guest: Guest, tree:
     assert found == [(("mlx5_0:1", 0),)]
 
 
-def test_a_port_that_does_not_come_right_is_shown_as_it_is(guest: Guest, tree: HcaTree) -> None:
+def test_a_port_that_stays_wrong_is_shown_unchanged(guest: Guest, tree: HcaTree) -> None:
     tree.add("mlx5_0", GUID, (0xFFFF,))
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(ChannelRefusedError) as caught:
@@ -91,7 +91,7 @@ def test_a_port_that_does_not_come_right_is_shown_as_it_is(guest: Guest, tree: H
         assert guest.run("sh", "-c", "echo $VHPC_PKEY.").stdout == b".\n"
 
 
-def test_who_asks_and_goes_away_is_forgotten(guest: Guest, tree: HcaTree) -> None:
+def test_a_client_that_disconnects_is_forgotten(guest: Guest, tree: HcaTree) -> None:
     with (
         GuestChannel.connect(guest.socket, WAIT_S) as channel,
         pytest.raises(ChannelError, match="no answer"),
@@ -130,7 +130,7 @@ def test_a_request_that_makes_no_sense_is_refused(
         assert channel.ping() < WAIT_S
 
 
-def test_programs_are_told_and_the_user_s_own_values_stay(guest: Guest, tree: HcaTree) -> None:
+def test_programs_get_the_variables_and_users_values_stay(guest: Guest, tree: HcaTree) -> None:
     tree.add("mlx5_3", GUID, KEYS)
     show = ("sh", "-c", "env | grep -E '^(VHPC_PKEY|UCX_|NCCL_|OMPI_)' | sort")
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
@@ -168,7 +168,7 @@ def test_the_interface_with_the_key_is_taken_or_asked_for(guest: Guest, tree: Hc
 @pytest.mark.parametrize(
     "address", ["10.0.0.1", "10.0.0.1/", "10.0.0.1/32", "10.0.0/8", "x/8", "10.0.0.1/8 "]
 )
-def test_what_is_no_address_is_refused(guest: Guest, tree: HcaTree, address: str) -> None:
+def test_an_invalid_address_of_a_peer_is_refused(guest: Guest, tree: HcaTree, address: str) -> None:
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(ChannelRefusedError, match="ADDRESS is not"):
             channel.fabric(KEYS, (GUID,), 0.0, address)
@@ -236,7 +236,7 @@ def test_guests_have_addresses_by_their_ranks() -> None:
 
 
 @pytest.mark.parametrize("text", ["10.128.0.0", "10.128.0.1/8", "10.0.0.0/31", "0.0.0.0/0", "fd00::/8", "x"])
-def test_what_is_no_network_is_refused_when_vhpcd_starts(text: str) -> None:
+def test_an_invalid_network_is_refused_when_vhpcd_starts(text: str) -> None:
     with pytest.raises(FabricError, match=r"fabric\.ipoib_network"):
         select.ipoib_network(Fabric(ipoib_network=text))
     assert select.ipoib_network(Fabric(ipoib_network="10.128.0.0/12")) == IPv4Network("10.128.0.0/12")

@@ -22,7 +22,7 @@ WINDOW = 1 << 20
 
 
 @pytest.mark.promise("user.full-home")
-def test_a_program_whose_output_has_no_room_goes_on(guest: Guest, tmp_path: Path) -> None:
+def test_a_program_continues_if_its_output_has_no_space(guest: Guest, tmp_path: Path) -> None:
     """As one on a node that does not look at the result of write(2); one line says what is missing."""
     written = 3 * WINDOW
     script = f"head -c {written} /dev/zero; echo told >&2; exit 3"

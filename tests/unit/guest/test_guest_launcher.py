@@ -82,7 +82,7 @@ def test_daemons_that_end_by_themselves_do_not_end_mpirun(guest: Guest, srun: di
     assert mpirun(guest, srun, 1, *DAEMONS, "prted")[0] == 0
 
 
-def test_other_programs_are_left_alone(guest: Guest, srun: dict[str, str]) -> None:
+def test_other_programs_are_not_ended(guest: Guest, srun: dict[str, str]) -> None:
     status, said = mpirun(guest, srun, 125, "-n1", "sh", "-c", "prted")
     assert (status, said) == (0, "mpirun ends\n")
 
@@ -204,7 +204,7 @@ def test_launchers_with_a_network_are_not_refused(guest: Guest, srun: dict[str, 
         (("one guest",), {"SLURM_JOB_NODELIST": socket.gethostname().split(".")[0]}),
     ],
 )
-def test_open_mpi_5_that_would_not_crash_goes_on(
+def test_open_mpi_5_that_would_not_crash_continues(
     guest: Guest, srun: dict[str, str], words: tuple[str, ...], env: dict[str, str]
 ) -> None:
     ended = launch(guest, srun, "prterun", PRTERUN, "--version", *words, alone=True, **env)
@@ -212,7 +212,7 @@ def test_open_mpi_5_that_would_not_crash_goes_on(
 
 
 @needs_root
-def test_open_mpi_5_in_a_guest_with_a_nat_goes_on(guest: Guest, srun: dict[str, str]) -> None:
+def test_open_mpi_5_in_a_guest_with_nat_continues(guest: Guest, srun: dict[str, str]) -> None:
     """It has an address, and does not crash; its daemons in other guests are refused later."""
     program = named(guest, "prterun")
     call = [str(program), "-c", PRTERUN, f"{guest.bin}/vhpc-agent --call srun --version", "with an address"]

@@ -77,7 +77,7 @@ def test_a_step_without_other_tasks_to_end_is_left(guest: Guest, scancel: Path, 
     assert scancel.read_text() == ""
 
 
-def test_tasks_that_slurm_ends_meanwhile_say_nothing(guest: Guest, scancel: Path) -> None:
+def test_tasks_that_slurm_ends_meanwhile_print_nothing(guest: Guest, scancel: Path) -> None:
     """All tasks of a guest lose it at once; the step is ended by the first of them."""
     first, last = lose(guest, scancel, {}, {"SLURM_LOCALID": "63"})
     first.communicate(timeout=WAIT_S)
@@ -87,7 +87,7 @@ def test_tasks_that_slurm_ends_meanwhile_say_nothing(guest: Guest, scancel: Path
     assert scancel.read_text() == "--quiet 7.3 0\n"
 
 
-def test_a_task_stays_until_slurm_has_been_told(guest: Guest, scancel: Path) -> None:
+def test_a_task_stays_until_slurm_knows(guest: Guest, scancel: Path) -> None:
     (scancel.parent / "act").write_text("exit 1\n", encoding="ascii")
     (run,) = lose(guest, scancel, {})
     wait_for(scancel.read_text, "Slurm is not told")

@@ -106,7 +106,7 @@ time.sleep(60)
     ],
     ids=["twice", "spawn"],
 )
-def test_what_slurms_pmi_does_not_offer_is_refused(
+def test_requests_that_slurms_pmi_lacks_are_refused(
     guest: Guest, tmp_path: Path, words: tuple[str, ...], what: str
 ) -> None:
     """After a spawn the step is ended as well: the other tasks wait for it."""
@@ -163,7 +163,7 @@ time.sleep(60)
 
 @pytest.mark.promise("mpi.refuse")
 @pytest.mark.parametrize("ask", ASKS)
-def test_what_slurms_pmix_does_not_offer_is_refused(guest: Guest, tmp_path: Path, ask: str) -> None:
+def test_requests_that_slurms_pmix_lacks_are_refused(guest: Guest, tmp_path: Path, ask: str) -> None:
     """Slurm's server would answer with an error, and Open MPI would then end the step without a reason."""
     scancel = tmp_path / "host" / "scancel"
     scancel.parent.mkdir()
@@ -201,7 +201,7 @@ def test_a_descriptor_that_slurm_has_not_opened_is_not_used(guest: Guest, number
 
 
 @pytest.mark.parametrize("kind", ["pmi2", "pmix"])
-def test_a_program_that_does_not_use_pmi_notices_nothing(guest: Guest, kind: str) -> None:
+def test_a_program_without_pmi_is_not_affected(guest: Guest, kind: str) -> None:
     step = pmi_step(free_port() if kind == "pmix" else 0, SLURM_STEP_NUM_NODES="2")
     with closing(Server()) as server:
         own = server if kind == "pmi2" else None

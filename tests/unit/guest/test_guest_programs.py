@@ -40,7 +40,7 @@ def test_a_missing_program_ends_with_2_as_with_slurmstepd(guest: Guest) -> None:
     assert done.stderr == b"vhpc-run: execve(): no-such-program: No such file or directory\n"
 
 
-def test_a_script_without_its_interpreter_is_named_as_such(guest: Guest, tmp_path: Path) -> None:
+def test_a_script_without_its_interpreter_is_reported(guest: Guest, tmp_path: Path) -> None:
     script = tmp_path / "x.sh"
     script.write_text("#!/no/such/shell\n")
     script.chmod(0o755)
@@ -129,7 +129,7 @@ def test_null_devices_are_null_devices_in_the_guest(guest: Guest) -> None:
             assert process.returncode == mask
 
 
-def test_what_goes_to_one_file_keeps_its_order(guest: Guest, tmp_path: Path) -> None:
+def test_output_to_one_file_keeps_its_order(guest: Guest, tmp_path: Path) -> None:
     lines = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
     want = "".join(f"out {i}\nerr {i}\n" for i in range(1, 501)).encode()
     command: list[str | Path] = [guest.bin / "vhpc-run", "sh", "-c", lines]
@@ -224,7 +224,7 @@ def test_a_quarter_gibibyte_passes_each_stream_intact(guest: Guest) -> None:
 
 
 @pytest.mark.promise("job.streams")
-def test_a_reader_that_stalls_stops_nobody_else(guest: Guest) -> None:
+def test_a_reader_that_stalls_stops_no_other(guest: Guest) -> None:
     stalled = guest.popen("sh", "-c", "yes; :")
     time.sleep(0.5)
     try:
@@ -254,7 +254,7 @@ def test_a_closed_pipe_ends_the_writer(guest: Guest) -> None:
 
 
 @pytest.mark.promise("job.signals")
-def test_what_a_program_leaves_behind_ends_with_it(guest: Guest) -> None:
+def test_background_processes_of_a_program_end_with_it(guest: Guest) -> None:
     done = guest.run("sh", "-c", "setsid sleep 1000 & echo $!")
     assert gone(int(done.stdout))
 

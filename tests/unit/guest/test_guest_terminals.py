@@ -66,7 +66,7 @@ def test_a_program_that_catches_sigtstp_stops_with_its_relay(
 
 
 @pytest.mark.long
-def test_a_program_is_stopped_with_its_relay_and_goes_on_with_it(guest: Guest) -> None:
+def test_a_program_stops_and_continues_with_its_relay(guest: Guest) -> None:
     """SIGSTOP cannot be caught, so no relay can pass it on."""
     script = "i=0; echo $$; while :; do i=$((i + 1)); echo $i >&2; sleep 0.1; done"
     relay = guest.popen("bash", "-c", script)

@@ -177,7 +177,7 @@ def test_without_a_script_sbatch_reads_its_input(commands: Commands) -> None:
         ("sacctmgr mod user bob", b"sacctmgr: error: modify: in a guest sacctmgr only shows"),
     ],
 )
-def test_what_the_host_cannot_do_is_refused_in_one_line(
+def test_impossible_host_commands_are_refused_in_one_line(
     commands: Commands, tmp_path: Path, command: str, said: bytes
 ) -> None:
     _script(tmp_path)
@@ -195,7 +195,7 @@ def test_what_the_host_cannot_do_is_refused_in_one_line(
     ["srun -o none -e /dev/null -i 0 true", "srun -o /no/such/folder/x true", "srun -w n1 true",
      "scontrol write batch_script 5 -", "sbatch -o /tmp/x job.sh", "srun true -o out"],
 )  # fmt: skip
-def test_what_the_host_can_do_is_not_refused(commands: Commands, tmp_path: Path, command: str) -> None:
+def test_possible_host_commands_are_not_refused(commands: Commands, tmp_path: Path, command: str) -> None:
     _script(tmp_path)
     assert commands.run(command).returncode == 0
     assert len(commands.calls) == 1

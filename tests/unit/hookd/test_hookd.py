@@ -174,7 +174,7 @@ def test_an_empty_image_is_a_request(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_component_without_guests_is_told_and_never_fails(rig: Rig, warm: bool) -> None:
+def test_a_component_without_guests_is_announced_and_never_fails(rig: Rig, warm: bool) -> None:
     if warm:
         rig.serve()
     job = {"PATH": JOB["PATH"], "SLURM_HET_JOB_ID": "41", "STATUS": "1"}
@@ -323,7 +323,7 @@ def test_a_replaced_package_ends_hookd(rig: Rig, tmp_path: Path) -> None:
         struct.pack("=I", 3) + b"a\0",
     ],
 )
-def test_a_request_that_is_none_is_dropped(rig: Rig, bytes_sent: bytes) -> None:
+def test_an_invalid_request_is_dropped(rig: Rig, bytes_sent: bytes) -> None:
     rig.serve()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.connect(str(rig.socket))
@@ -334,7 +334,7 @@ def test_a_request_that_is_none_is_dropped(rig: Rig, bytes_sent: bytes) -> None:
     assert rig.run()[0] == 0
 
 
-def test_a_client_that_goes_before_the_start_starts_nothing(rig: Rig) -> None:
+def test_a_client_that_leaves_before_the_start_starts_nothing(rig: Rig) -> None:
     rig.serve()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.connect(str(rig.socket))

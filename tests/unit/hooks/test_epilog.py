@@ -138,9 +138,7 @@ def test_without_vhpcd_the_node_is_cleared_all_the_same(ending: Ending) -> None:
     assert not ending.layout.job(7).exists()
 
 
-def test_what_the_guests_have_used_goes_with_the_acknowledgement(
-    ending: Ending, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_usage_is_sent_with_the_acknowledgement(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     guest = GuestUsage(0, Figures(cpu_us=5))
     usage.keep(ending.layout.usage(GENERATION), [guest])
     reported: list[NodeUsage] = []
@@ -174,7 +172,7 @@ def test_a_second_epilog_finds_nothing_and_succeeds(ending: Ending) -> None:
 
 
 @pytest.mark.parametrize("kind", [TeardownError, NodeError, FabricError])
-def test_whatever_is_left_drains_the_node_and_is_told_to_vhpcd(
+def test_leftovers_drain_the_node_and_are_reported_to_vhpcd(
     ending: Ending, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str, str], VhpcError]
 ) -> None:
     ending.fail(monkeypatch, kind("job 7 left 1 resources behind", "domain vhpc-7-0-0123abcd-g0 still runs"))

@@ -197,7 +197,7 @@ def test_an_interrupted_end_needs_no_vhpcd(node: Node, monkeypatch: pytest.Monke
 
 @pytest.mark.promise("clean.epilog")
 @needs_root
-def test_the_next_job_takes_what_a_killed_epilog_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_job_takes_resources_of_a_killed_epilog(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Prolog, although Slurm still runs the job's steps here."""
     node.take()
     monkeypatch.setattr(ended_jobs, "has_ended", lambda *_: False)

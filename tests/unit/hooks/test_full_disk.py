@@ -168,7 +168,7 @@ def test_a_job_that_may_not_be_requeued_still_leaves_nothing(node: Node, layout:
 
 
 @pytest.mark.promise("disk.full-state")
-def test_what_has_no_room_in_the_outbox_is_sent_or_made_again(
+def test_a_report_without_space_is_sent_or_made_again(
     node: Node, layout: Layout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clear = teardown.clear

@@ -257,7 +257,7 @@ def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None
     assert max(tested) == 4, "two addresses of two guests"
 
 
-def test_a_job_of_one_node_asks_vhpcd_nothing(site: Site) -> None:
+def test_a_job_of_one_node_sends_vhpcd_no_request(site: Site) -> None:
     site.begin(44, "n1")
     site.wait("n1")
     assert site.sent == []
@@ -311,7 +311,7 @@ def test_a_network_that_stays_broken_fails_the_job_in_the_end(site: Site) -> Non
     assert "the job was requeued 2 times before" in seen.value.line()
 
 
-def test_an_error_of_the_user_on_one_node_is_told_on_the_first(site: Site) -> None:
+def test_an_error_of_the_user_is_reported_on_the_first_node(site: Site) -> None:
     site.ready -= {"n3"}
     with prologs(site, "n1", "n2") as ended:
         error = UserError("image tiny:1 did not boot on n3")
@@ -372,7 +372,7 @@ def test_guests_of_one_node_that_drop_packets_fail_their_job(site: Site) -> None
     assert site.sent == []
 
 
-def test_a_node_outside_of_the_job_is_not_heard(site: Site) -> None:
+def test_reports_of_other_nodes_are_refused(site: Site) -> None:
     with pytest.raises(FabricError, match="no part on node n9"):
         site.client().ready(site.lease.generation, "n9", "passed")
     state = site.client().ready(Generation(42, 7, "0badcafe"), "n1", "passed")

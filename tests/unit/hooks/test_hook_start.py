@@ -211,7 +211,7 @@ def test_hooks_import_few_packages(hook: str) -> None:
     assert found & COSTLY == set()
 
 
-def test_prolog_asks_vhpcd_before_it_imports_what_boots_guests() -> None:
+def test_prolog_asks_vhpcd_before_importing_the_boot_code() -> None:
     found = modules("vhpc_slurm.hooks.prolog", rest=False)
     foreign = {name.partition(".")[0] for name in found} - sys.stdlib_module_names
     assert foreign & (MANY | {"rich", "typer", "pydantic"}) <= LIGHT

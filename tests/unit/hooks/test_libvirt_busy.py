@@ -89,7 +89,7 @@ def open_connection(uri: str) -> None:
         one.recv(1)
 
 
-def test_full_libvirt_is_told_from_one_that_does_not_run(
+def test_full_libvirt_is_distinguished_from_a_stopped_one(
     silent: str, monkeypatch: pytest.MonkeyPatch, run_dir: str
 ) -> None:
     module = ModuleType("libvirt")
@@ -132,7 +132,7 @@ def test_libvirt_that_stays_full_drains_the_node(node: Node, clock: Clock) -> No
 
 
 @pytest.mark.promise("libvirt.busy")
-def test_libvirt_that_is_full_now_and_then_drains_nothing(
+def test_libvirt_that_is_full_at_times_drains_nothing(
     node: Node, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     working = libvirtd.connect

@@ -108,7 +108,7 @@ def test_a_lease_that_vhpcd_denies_is_not_asked_for_again(node: Node, clock: lis
     )
 
 
-def test_what_the_tasks_were_told_is_released_by_the_epilog(
+def test_the_epilog_releases_the_state_file_of_tasks(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.answers = [NO_VHPCD] * 4
@@ -132,7 +132,7 @@ def test_a_job_that_is_gone_needs_no_requeue(
     assert (node.state, node.comments) == ({}, [])
 
 
-def test_a_requeue_whose_answer_was_lost_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_requeue_without_an_answer_counts_as_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The output of scontrol 24.11 for a job that is requeued already."""
     for name, script in (
         ("squeue", 'echo "42 42 N/A N/A N/A"'),

@@ -169,7 +169,7 @@ def test_a_disk_may_have_a_mount_point(
         ({"SAVE": "own/mine"}, ("network", "disk_mib", "guests_per_node")),
     ],
 )
-def test_the_lease_knows_what_the_user_left_open(
+def test_the_lease_records_values_the_user_did_not_choose(
     config: Config,
     controller: Controller,
     monkeypatch: pytest.MonkeyPatch,

@@ -187,7 +187,7 @@ def test_a_link_in_place_of_a_checked_disk_is_not_followed(raw: Path) -> None:
     assert target.read_bytes() == raw.read_bytes()
 
 
-def test_hosts_without_the_tool_say_what_to_install(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_without_the_tool_name_its_package(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _name: None)
     with pytest.raises(RefusedError, match="package qemu-utils"):
         converted(made(raw, "qcow2"), "qcow2")

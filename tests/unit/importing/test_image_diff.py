@@ -74,7 +74,7 @@ def compared(
 
 
 @pytest.mark.parametrize("options", [(), ("-zlz4hc",), ("-zlz4", "-Eztailpacking", "-C65536")])
-def test_what_was_changed_is_found(tree: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_changes_are_found(tree: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     before = erofs(tree, *options)
     (tree / "etc/passwd").write_text("root:y:0:0\n")
     (tree / "etc/a-file-with-a-long-name-7").write_text("77")
@@ -161,7 +161,7 @@ def test_the_command_prints_lines_or_json(
     assert capsys.readouterr().out == "no difference\n"
 
 
-def test_progress_is_told_as_amounts(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_as_amounts(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the blob that is checked, of fsck.erofs, and of the files that are read; each up to its end."""
     monkeypatch.setattr(listing, "TELL_S", 0.0)
     monkeypatch.setattr(listing, "POLL_S", 0.001)
@@ -362,7 +362,7 @@ def test_the_unpacked_bytes_are_limited(tree: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("attack.diff")
-def test_a_listing_is_not_believed(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_listing_is_refused(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def worker(_source: object, out: Path, *_: object) -> dict[str, Any]:
         (out / "files").write_text('["etc", "folder", 493, 0, 0, 0, 7, {}]\n')
         return {}

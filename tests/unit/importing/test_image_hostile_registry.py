@@ -274,7 +274,7 @@ def test_a_manifest_in_another_form_is_refused(case: Case) -> None:
     nothing_left(case)
 
 
-def test_rubbish_beside_signatures_is_not_kept(case: Case) -> None:
+def test_rubbish_among_signatures_is_not_kept(case: Case) -> None:
     add_layer(case, b"rubbish\n", SIGNATURES)
     case.offer()
     assert case.pull().signatures == 0
@@ -305,7 +305,7 @@ pull(Images(), sys.argv[1], ImageRef("mine"), Path(sys.argv[2]), lambda _line: N
 
 
 @pytest.mark.promise("registry.pull")
-def test_a_killed_pull_leaves_what_gc_removes(case: Case) -> None:
+def test_gc_removes_the_files_of_a_killed_pull(case: Case) -> None:
     began = threading.Event()
 
     def stall(request: Handler) -> None:

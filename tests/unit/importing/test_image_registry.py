@@ -163,7 +163,7 @@ def test_signatures_travel_and_are_not_doubled(site: Site) -> None:
     assert signatures_in(site.other) == b"".join(both)
 
 
-def test_a_digest_pins_what_is_pulled(site: Site) -> None:
+def test_a_digest_pins_the_pulled_image(site: Site) -> None:
     pushed = site.push("pinned:1")
     digest = publish(site.catalog, "base", b"another root")
     assert site.push("pinned:1").digest == digest
@@ -175,7 +175,7 @@ def test_a_digest_pins_what_is_pulled(site: Site) -> None:
 
 
 @pytest.mark.promise("registry.digest")
-def test_what_the_catalogue_has_is_not_fetched(site: Site) -> None:
+def test_blobs_in_the_catalogue_are_not_fetched(site: Site) -> None:
     site.push("again:1")
     assert site.pull("again:1", catalog=site.catalog, target="copy").fetched == 0
     root = site.catalog / "blobs/sha256" / hashlib.sha256(ROOT).hexdigest()

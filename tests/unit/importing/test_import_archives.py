@@ -36,7 +36,7 @@ def files_of(container: Any, out: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
-def test_what_skopeo_writes_is_read(layout: Layout, tmp_path: Path, kind: str) -> None:
+def test_archives_of_skopeo_are_read(layout: Layout, tmp_path: Path, kind: str) -> None:
     configuration = {
         "Entrypoint": ["/a b"],
         "Cmd": ["x"],

@@ -39,7 +39,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.mark.promise("attack.import-bomb")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_what_cannot_be_imported_is_one_line(site: Site, case: Case) -> None:
+def test_a_failed_import_is_one_line(site: Site, case: Case) -> None:
     line = site.refusal(case.make(site.source))
     assert re.search(case.says, line), line
     assert line.startswith("cannot import ")
@@ -53,7 +53,7 @@ def test_no_case_has_the_name_of_another() -> None:
 
 @pytest.mark.promise("attack.import-bomb")
 @pytest.mark.parametrize("name", hostile_tars.KEPT)
-def test_what_is_odd_stays_inside_of_the_image(tmp_path: Path, name: str) -> None:
+def test_odd_names_and_links_stay_inside_of_the_image(tmp_path: Path, name: str) -> None:
     layers, expected = hostile_tars.KEPT[name]
     assert listing(*applied(tmp_path, *layers)) == expected
 

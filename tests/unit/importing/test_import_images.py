@@ -153,7 +153,7 @@ def test_equal_sources_give_one_digest(site: Site, monkeypatch: pytest.MonkeyPat
         ({"source": "/nonexistent/c.tar"}, "/nonexistent/c.tar does not exist"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_first(site: Site, changes: dict[str, Any], says: str) -> None:
+def test_an_impossible_import_is_refused_first(site: Site, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         site.run(**changes)
     assert not site.own.exists()
@@ -230,7 +230,7 @@ def test_a_broken_kernel_is_not_copied(site: Site) -> None:
 
 
 @pytest.mark.promise("import.killed")
-def test_what_a_killed_import_left_is_removed_by_the_next(site: Site) -> None:
+def test_files_of_a_killed_import_are_removed_by_the_next(site: Site) -> None:
     site.run()
     left = site.own / f"{STAGING}left"
     (left / "out").mkdir(parents=True)
@@ -243,7 +243,7 @@ def test_what_a_killed_import_left_is_removed_by_the_next(site: Site) -> None:
     assert not left.exists()
 
 
-def test_an_import_at_work_is_left_alone(site: Site) -> None:
+def test_a_running_import_is_not_disturbed(site: Site) -> None:
     def other(path: Path) -> None:
         site.root = lambda inner: inner.write_bytes(b"inner")
         site.run("inner")
@@ -338,7 +338,7 @@ def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "=y", "A=b", "vhpc/kernel-image=x", "a=two\nlines"])
-def test_what_is_no_label_is_refused_before_anything_is_read(
+def test_an_invalid_label_is_refused_before_reading(
     site: Site, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "config", lambda: Config(images=site.images))

@@ -42,7 +42,7 @@ def script(tmp_path: Path, entrypoint: list[str], arguments: list[str]) -> Path:
         ([ECHO, "[%s]", "-x\n;"], [], [], ["-x\n;"]),
     ],
 )
-def test_the_entrypoint_starts_what_a_runtime_would(
+def test_the_entrypoint_starts_the_same_as_a_runtime(
     tmp_path: Path, entrypoint: list[str], arguments: list[str], given: list[str], printed: list[str]
 ) -> None:
     """Arguments of the caller replace CMD, never ENTRYPOINT (OCI image specification, config)."""
@@ -60,7 +60,7 @@ def test_a_container_that_starts_nothing_has_no_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "half \ud800"])
-def test_what_is_no_argument_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_argument_is_refused(tmp_path: Path, text: str) -> None:
     for entrypoint, arguments in (([text], []), (["sh"], [text])):
         with pytest.raises(RefusedError, match="cannot be an argument"):
             script(tmp_path, entrypoint, arguments)

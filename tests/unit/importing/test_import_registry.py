@@ -88,7 +88,7 @@ def test_an_image_of_a_registry_is_fetched(known: Registry, tmp_path: Path) -> N
         (f"team/box@sha256:{'0' * 64}", "manifest unknown"),
     ],
 )
-def test_what_a_registry_does_not_have_is_refused(
+def test_an_image_that_the_registry_lacks_is_refused(
     known: Registry, tmp_path: Path, name: str, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
@@ -112,7 +112,7 @@ def test_a_registry_with_an_unknown_certificate_is_refused(
 
 
 @pytest.mark.parametrize("reference", ["", "-x", "a b", "a\nb", "a;b", "x" * 600, "../x"])
-def test_what_is_no_reference_is_refused(tmp_path: Path, reference: str) -> None:
+def test_an_invalid_reference_is_refused(tmp_path: Path, reference: str) -> None:
     with pytest.raises(UserError, match="it is not"):
         fetched(reference, tmp_path)
 

@@ -63,7 +63,7 @@ def test_a_damaged_header_is_read_as_tarfile_does(at: int, value: int, field: in
 
 
 @given(name=names, link=names, kind=st.sampled_from([*b"0125"]), number=st.tuples(*[numbers] * 4))
-def test_a_written_header_says_what_the_entry_is(
+def test_a_written_header_describes_its_entry(
     name: str, link: str, kind: int, number: tuple[int, ...]
 ) -> None:
     info = entry(name.strip("/") or "x", bytes([kind]), linkname=link if kind in b"12" else "")
@@ -97,7 +97,7 @@ def test_a_pipe_gets_the_same_bytes_as_a_file(tmp_path: Path) -> None:
         }
 
 
-def test_digests_beside_the_work_are_those_of_hashlib(tmp_path: Path) -> None:
+def test_digests_of_the_thread_are_those_of_hashlib(tmp_path: Path) -> None:
     data = random.Random(4).randbytes(9_000_001)
     (tmp_path / "x").write_bytes(data)
     expected = f"sha256:{hashlib.sha256(data).hexdigest()}"

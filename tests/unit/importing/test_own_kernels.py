@@ -139,7 +139,7 @@ def test_the_newest_kernel_with_modules_boots(tmp_path: Path, initrd: Path) -> N
     assert found["kernel_release"] == "6.12.10-1"
 
 
-def test_a_kernel_with_dm_verity_says_so(tmp_path: Path, initrd: Path) -> None:
+def test_a_kernel_with_dm_verity_is_recognized(tmp_path: Path, initrd: Path) -> None:
     found, out = taken(tmp_path, initrd, *system(builtin="kernel/drivers/md/dm-verity.ko\n"))
     assert found["verity"] is True
     assert "modules/verity" in unpacked(out / "initrd")

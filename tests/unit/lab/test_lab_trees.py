@@ -83,7 +83,7 @@ def test_a_slurm_in_opt_is_found_with_its_folders(tree: Path) -> None:
         ("etc/passwd", "not a system tree"),
     ],
 )
-def test_what_a_tree_lacks_is_named(tree: Path, lost: str, hint: str) -> None:
+def test_missing_parts_of_a_tree_are_named(tree: Path, lost: str, hint: str) -> None:
     (tree / lost).unlink()
     out, said = check(tree)
     assert (out, lost.rpartition("/")[2] in said, hint in said) == ("", True, True), said

@@ -119,7 +119,7 @@ def test_stray_file_in_the_jobs_folder_is_removed(layout: Layout, name: str) -> 
     assert Path("/etc/passwd").exists()
 
 
-def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
+def test_resources_taken_during_an_audit_are_no_orphans(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     pins.pin(layout, publish(layout), GENERATION)
@@ -156,7 +156,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     [(False, False, True), (True, False, False), (True, True, True)],
     ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-waits-for-no-epilog"],
 )
-def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
+def test_a_job_without_an_epilog_is_cleared_by_reconcile(
     layout: Layout, running: bool, ended: bool, stale: bool
 ) -> None:
     generation = Generation.parse(f"{os.getpid() + 1_000_000_000}.0.0123abcd")
@@ -174,7 +174,7 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
 
 
 @pytest.mark.promise("clean.ack")
-def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
+def test_ends_that_were_never_reported_are_reported(layout: Layout) -> None:
     """A hook can be killed between the end of a journal and its acknowledgement."""
     first = os.getpid() + 1_000_000_000
     told, queued, here = (Generation.parse(f"{first + n}.0.0123abcd") for n in range(3))
@@ -310,7 +310,7 @@ def test_an_acknowledgement_waits_until_it_is_sent(tmp_path: Path) -> None:
     assert outbox.pending(tmp_path) == []
 
 
-def test_two_hooks_may_send_what_waits_at_the_same_time(tmp_path: Path) -> None:
+def test_two_hooks_may_send_the_outbox_at_the_same_time(tmp_path: Path) -> None:
     acks = [outbox.Acknowledgement(Generation(n, 0, "0123abcd"), "n1", clean=True) for n in (1, 2, 3)]
     for ack in acks:
         outbox.put(tmp_path, ack)

@@ -60,7 +60,7 @@ def test_the_build_has_setuptools_that_the_project_demands() -> None:
     assert need.specifier.contains(pins("build")[need.name])
 
 
-def test_only_what_debian_12_lacks_is_bundled() -> None:
+def test_only_libraries_that_debian_12_lacks_are_bundled() -> None:
     needs = {need.name: need for need in wanted(PROJECT)}
     for name in pins("bundled"):
         assert name not in DEBIAN_12 or not needs[name].specifier.contains(DEBIAN_12[name])

@@ -112,7 +112,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("why", "name", "text"), REFUSED)
-def test_what_cannot_be_released_is_refused(checkout: Checkout, why: str, name: str, text: str) -> None:
+def test_an_impossible_release_is_refused(checkout: Checkout, why: str, name: str, text: str) -> None:
     checkout.write(name, text)
     checkout.commit()
     before = checkout.record()

@@ -51,7 +51,7 @@ def held_kinds(layout: Layout, record: LeaseRecord) -> list[str]:
 
 
 @pytest.mark.promise("fabric.open")
-def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:
+def test_guests_with_a_key_end_and_their_tasks_get_the_reason(layout: Layout) -> None:
     record = a_record(1)
     prepared(layout, record)
     (finding,) = fabric_isolation.findings(layout, "n1", [record], OPEN)
@@ -97,11 +97,11 @@ def test_only_guests_that_lost_their_key_for_good_end(layout: Layout) -> None:
     ],
     ids=["no key", "safe", "open, and being cured", "lost by a job without one", "lost by an earlier start"],
 )
-def test_other_guests_are_left_alone(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
+def test_other_guests_are_not_ended(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
     record = a_record(1, network)
     prepared(layout, record)
     assert list(fabric_isolation.findings(layout, "n1", [record], fabric)) == []
 
 
-def test_a_job_that_has_nothing_on_this_node_is_none_of_its(layout: Layout) -> None:
+def test_a_job_without_guests_on_this_node_is_ignored(layout: Layout) -> None:
     assert list(fabric_isolation.findings(layout, "n1", [a_record(1)], OPEN)) == []

@@ -48,9 +48,7 @@ def health(calls: Path, monkeypatch: pytest.MonkeyPatch, *results: RepairResult)
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_only_what_is_wrong_with_the_node_drains_it(
-    calls: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
-) -> None:
+def test_only_faults_of_the_node_drain_it(calls: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     failed = RepairResult(kind, "guest 7 is left", repaired=False, error="libvirt is gone")
     code = health(calls, monkeypatch, failed)
     if kind.value in NO_FAULT_OF_THE_NODE:
@@ -62,7 +60,7 @@ def test_only_what_is_wrong_with_the_node_drains_it(
     )
 
 
-def test_what_was_repaired_drains_nothing(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repaired_finding_drains_nothing(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repaired = [RepairResult(kind, "it is gone", repaired=True) for kind in Kind]
     assert health(calls, monkeypatch, *repaired) == 0
     assert health(calls, monkeypatch) == 0

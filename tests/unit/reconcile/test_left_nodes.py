@@ -89,7 +89,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.journal.close()
 
 
-def test_slurm_says_which_nodes_a_job_has(node: Node) -> None:
+def test_nodes_of_a_job_are_asked_from_slurm(node: Node) -> None:
     assert not node.has_left("n1")
     assert node.has_left("n2")
 
@@ -165,7 +165,7 @@ def test_the_next_job_clears_a_node_without_an_epilog(node: Node, monkeypatch: p
     assert not node.journal.path.exists()
 
 
-def test_only_running_jobs_with_networks_are_told(node: Node) -> None:
+def test_only_running_jobs_with_networks_have_left_nodes(node: Node) -> None:
     lease = replace(lease_of(1, VNI, "n1", "n2", "n3"), generation=GENERATION)
     found = LeaseRecord(lease, 0.0, 0.0, ("n2",))
 
@@ -257,7 +257,7 @@ def backwards(pair: Pair) -> bytes:
     return frame[6:12] + frame[:6] + frame[12:]
 
 
-def test_a_silent_guest_is_told_again_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_guest_gets_the_change_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is written last."""
     lease = replace(lease_of(1, VNI, "n1", "n2"), generation=GENERATION)
     node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2"])

@@ -127,7 +127,7 @@ def extern() -> Iterator[None]:
 
 @pytest.mark.promise("attack.stepd")
 @needs_root
-def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
+def test_steps_are_recognized_by_their_slurmstepds_titles(tmp_path: Path) -> None:
     program = "/usr/sbin/slurmstepd"
     processes = [
         ("slurmstepd: [7.extern]", program, 0),
@@ -179,20 +179,20 @@ def test_without_the_step_of_its_allocation_nothing_is_known(node: Node) -> None
 
 @pytest.mark.usefixtures("extern")
 @pytest.mark.parametrize("step", ["batch", "0", "interactive"])
-def test_a_job_with_a_step_is_left_alone(node: Node, step: str) -> None:
+def test_a_job_with_a_step_is_not_lost(node: Node, step: str) -> None:
     with stepd(JOB, step):
         assert node.lost() == []
 
 
 @pytest.mark.usefixtures("extern")
-def test_a_script_about_to_start_is_left_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_about_to_start_is_not_lost(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as late:
         monkeypatch.setattr(node, "pauses", lambda _: late.enter_context(stepd(JOB, "batch")))
         assert node.lost() == []
 
 
 @pytest.mark.usefixtures("extern")
-def test_guests_that_have_just_got_ready_are_left_alone(node: Node) -> None:
+def test_guests_that_are_just_ready_are_not_lost(node: Node) -> None:
     node.ready(age=30)
     assert node.lost() == []
     node.ready("booting")
@@ -296,7 +296,7 @@ def test_a_component_waits_for_the_script_of_the_first(
         ("JobId=1 ", "JobId=2 "),
     ],
 )
-def test_jobs_without_a_running_script_are_left_alone(node: Node, old: str, new: str) -> None:
+def test_jobs_that_run_no_batch_script_are_not_lost(node: Node, old: str, new: str) -> None:
     node.show("single.txt", **{old: new})
     assert node.lost() == []
     assert node.calls == []

@@ -128,7 +128,9 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.mark.promise("ack.set-aside")
-def test_reconcile_reports_what_was_set_aside(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconcile_reports_acknowledgements_set_aside(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     owed: list[Generation] = [ack(1).generation]
     client = Picky({1: UNUSABLE})
     monkeypatch.setattr(client, "leases", lambda **_: [], raising=False)

@@ -146,7 +146,7 @@ def test_a_room_with_layers_imports_nothing_of_its_own(name: str) -> None:
     assert name not in rooms_known(imported(PACKAGE / name / "__init__.py"))
 
 
-def test_the_rule_for_layers_catches_what_it_should() -> None:
+def test_the_rule_for_layers_finds_violations() -> None:
     up = {"vhpc_slurm.controller.leases.layer.build", "vhpc_slurm.controller.api.protocol"}
     assert layer_complaints("controller", "sync", up) == ["sync knows api", "sync knows leases"]
     beside = {"vhpc_slurm.controller.store.database"}
@@ -202,7 +202,7 @@ def test_every_module_has_a_floor() -> None:
         ("hooks", {"controller", "node", "placement", "model"}, 0),
     ],
 )
-def test_the_rule_itself_catches_what_it_should(name: str, known: set[str], count: int) -> None:
+def test_the_rule_finds_violations(name: str, known: set[str], count: int) -> None:
     assert len(complaints(name, known)) == count
 
 

@@ -52,7 +52,7 @@ def test_a_name_that_is_not_utf8_is_read_as_by_scontrol(site: Site) -> None:
     assert job == site.expected()
 
 
-def test_a_job_that_is_named_none_is_named_none(site: Site) -> None:
+def test_a_job_named_none_keeps_its_name(site: Site) -> None:
     site.job(name="None")
     site.scontrol_says(("JobName=j.sh", "JobName=None"))
     assert site.connect().load(2).name == "None"
@@ -70,12 +70,12 @@ def test_records_of_several_jobs_are_left_to_scontrol(site: Site, fields: dict[s
     assert site.connect().load(2) == site.expected()
 
 
-def test_a_job_that_is_gone_is_told_apart(site: Site) -> None:
+def test_a_job_that_is_gone_has_its_own_error(site: Site) -> None:
     with pytest.raises(NoSuchJobError):
         site.connect().load(7)
 
 
-def test_the_list_has_what_squeue_lists(site: Site) -> None:
+def test_the_list_has_the_same_jobs_as_squeue(site: Site) -> None:
     ended = {
         str(number): JOB | {"id": number, "state": state}
         for number, state in enumerate(("COMPLETED", "CANCELLED", "TIMEOUT"), 10)
@@ -194,12 +194,12 @@ def test_a_process_that_fails_is_an_error(site: Site, scenario: dict[str, Any], 
     assert port.load(2) == site.expected()
 
 
-def test_what_pyslurm_prints_is_no_answer(site: Site) -> None:
+def test_text_that_pyslurm_prints_is_no_answer(site: Site) -> None:
     site.change(**{"import": "noise"})
     assert site.connect().load(2) == site.expected()
 
 
-def test_what_slurmctld_refuses_is_slurms_error(site: Site) -> None:
+def test_a_refusal_of_slurmctld_is_slurms_error(site: Site) -> None:
     site.change(behaviour="refused")
     with pytest.raises(
         SlurmError, match="did not answer pyslurm: Unable to contact slurm controller"
@@ -244,7 +244,7 @@ def test_an_import_that_hangs_ends_with_its_deadline(site: Site) -> None:
     assert not runs(site.pid())
 
 
-def test_a_process_that_was_killed_is_started_anew(site: Site) -> None:
+def test_a_killed_process_is_started_again(site: Site) -> None:
     port = site.connect()
     port.load(2)
     kill(site.pid())

@@ -89,7 +89,7 @@ def test_auto_uses_commands_for_a_while_after_a_failure(
     assert "pyslurm 25.11.2 (built with Slurm 25.11.1) is used again" in caplog.text
 
 
-def test_auto_says_at_start_what_it_uses(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_logs_its_choice_at_the_start(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert slurm.connect(site.config("auto")).load(2) == site.expected()
     assert "Slurm is asked by pyslurm 25.11.2 (built with Slurm 25.11.1)" in caplog.text
@@ -139,7 +139,7 @@ def test_vhpcd_starts_while_slurmctld_does_not_answer(site: Site) -> None:
         ("pyslurm", {"behaviour": "refused"}, Level.WARN, "was not checked"),
     ],
 )
-def test_doctor_says_which_adapter_is_used_and_why(
+def test_doctor_shows_the_adapter_and_its_reason(
     site: Site, adapter: Adapter, scenario: dict[str, Any], level: Level, says: str
 ) -> None:
     site.change(**scenario)

@@ -53,7 +53,7 @@ def job(version: str, name: str) -> SlurmJob:
 
 @EVERY
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_allocation_is_what_slurmctld_decided(version: str, name: str) -> None:
+def test_the_allocation_is_that_of_slurmctld(version: str, name: str) -> None:
     found = {
         part.node: (part.cpu_ids, part.memory_mib, part.gres) for part in job(version, name).allocation.nodes
     }
@@ -257,7 +257,7 @@ def test_gres_forms(gres: str, expected: tuple[GresAllocation, ...]) -> None:
 
 
 @pytest.mark.parametrize("gres", ["gpu:2(IDX:0", "(IDX:0)", "gpu:x:y:z", "gpu:2(IDX:a)", ",", "gpu (IDX:0)"])
-def test_what_is_no_gres_is_refused(gres: str) -> None:
+def test_an_invalid_gres_is_refused(gres: str) -> None:
     with pytest.raises(ValueError, match="not a"):
         parse_gres(gres)
 
@@ -292,6 +292,6 @@ def test_three_brackets_give_slurm_s_hosts_and_first_host() -> None:
     "text",
     ["", "n[1", "n1]", "n[]", "n[a-b]", "n[3-1]", "n[[1]]", "n[1-999999999]", "a,,b", "n[1-300]x[1-300]"],
 )
-def test_what_is_no_host_list_is_refused(text: str) -> None:
+def test_an_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         expand(text)

@@ -140,7 +140,7 @@ def test_cancelling_a_job_that_is_gone_is_no_error(slurm: Slurm) -> None:
     slurm.cancel(GONE)
 
 
-def test_every_listed_job_can_be_told_apart(slurm: Slurm) -> None:
+def test_every_listed_job_has_its_own_name(slurm: Slurm) -> None:
     jobs = slurm.jobs()
     assert all(job.job_id > 0 and job.restarts >= 0 and job.state.isupper() for job in jobs)
     assert all(job.started is None or job.started > 1e9 for job in jobs)
@@ -169,7 +169,7 @@ def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
     assert job.allocation.nodes
 
 
-def test_pyslurm_says_of_each_job_what_scontrol_says(request: pytest.FixtureRequest) -> None:
+def test_pyslurm_shows_each_job_as_scontrol(request: pytest.FixtureRequest) -> None:
     commands, pyslurm = live_scontrol(), live_pyslurm(request)
     listed = commands.jobs()
     assert set(pyslurm.jobs()) == set(listed)
@@ -188,7 +188,7 @@ def test_pyslurm_says_of_each_job_what_scontrol_says(request: pytest.FixtureRequ
         ("plain", 7, "7", "7"),
     ],
 )
-def test_what_is_done_to_a_job_is_done_to_no_other(
+def test_a_change_of_a_job_changes_no_other(
     tmp_path: Path, version: str, refs: str, job_id: int, whole: str, alone: str
 ) -> None:
     """``scontrol requeue 1`` requeues all elements of array 1; so do update and scancel."""
@@ -224,7 +224,7 @@ def test_jobs_that_cannot_be_requeued_have_their_own_error(tmp_path: Path, job_i
         replay(tmp_path, "24.11").requeue(job_id)
 
 
-def test_commands_get_nothing_of_our_environment_and_no_shell(
+def test_commands_get_a_clean_environment_and_no_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = replay(tmp_path, "24.11")
@@ -255,7 +255,7 @@ def test_a_host_of_slurmctld_that_is_off_has_its_time(tmp_path: Path) -> None:
         commands(config, 0.3).load(1)
 
 
-def test_missing_commands_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_missing_commands_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match="slurm_bin"):
         Scontrol(str(tmp_path)).load(1)
 
@@ -280,7 +280,7 @@ def test_hidden_jobs_are_not_taken_for_ended_ones(public_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("level", "sees"), [("Operator", True), ("Administrator", True), ("None", False), ("Not Set", False)]
 )
-def test_operators_see_what_private_data_hides(public_dir: Path, level: str, sees: bool) -> None:
+def test_operators_see_jobs_that_private_data_hides(public_dir: Path, level: str, sees: bool) -> None:
     from controller_lab import NOBODY, ChildError, as_uid
 
     slurm = replay(public_dir, "24.11")

@@ -33,7 +33,7 @@ def test_the_id_of_a_submitted_job_is_read(tmp_path: Path, printed: str) -> None
     assert commands(tmp_path, f"echo '{printed}'").submit(["-N1"], SCRIPT) == 1004
 
 
-def test_what_sbatch_refuses_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_an_error_of_the_user(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Slurm refused the job: .*Node count specification invalid"):
         commands(tmp_path, f"echo '{REFUSED}' >&2; exit 1").submit([], SCRIPT)
     with pytest.raises(SlurmError, match="Unable to contact"):
@@ -74,7 +74,7 @@ def test_the_state_of_a_job_is_read(tmp_path: Path, row: str, state: JobState) -
     assert found.ended == (state.state == "COMPLETED")
 
 
-def test_a_job_that_slurm_does_not_know_is_told_from_an_outage(tmp_path: Path) -> None:
+def test_an_unknown_job_is_distinguished_from_an_outage(tmp_path: Path) -> None:
     for body in ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "true"):
         with pytest.raises(NoSuchJobError):
             commands(tmp_path, body).state(5)
@@ -91,7 +91,7 @@ def test_cancelling_an_ended_job_is_no_error(tmp_path: Path) -> None:
         commands(tmp_path, "echo 'Access denied' >&2; exit 1").cancel(5)
 
 
-def test_commands_that_are_not_there_are_said(tmp_path: Path) -> None:
+def test_missing_commands_for_jobs_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match=r"controller\.slurm_bin"):
         UserJobs(str(tmp_path)).state(1)
 

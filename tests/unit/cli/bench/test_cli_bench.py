@@ -31,7 +31,7 @@ def test_mistakes_are_one_line(vhpc: Vhpc, argv: list[str], code: int, says: str
     assert says in vhpc.error
 
 
-def test_a_host_without_vhpcs_programs_says_which(vhpc: Vhpc, tmp_path: Path) -> None:
+def test_missing_programs_of_vhpc_are_named(vhpc: Vhpc, tmp_path: Path) -> None:
     vhpc("bench", "node", "--image", "tiny:1", "--dir", str(tmp_path), code=1)
     assert "cannot copy vhpc-measure" in vhpc.error
     assert not list(tmp_path.glob("vhpc-bench-*"))

@@ -103,7 +103,7 @@ def test_site_partitions_are_added_unless_they_take_a_job_key(
     assert "No such file" in vhpc.error
 
 
-def test_defects_are_said_with_file_and_line(vhpc: Vhpc, tmp_path: Path) -> None:
+def test_defects_are_shown_with_file_and_line(vhpc: Vhpc, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.write_text(FILE.replace("0x1000,", "0x9000,"))
     assert vhpc("fabric", "lint", str(bad), code=1) == (
@@ -118,7 +118,7 @@ def test_defects_are_said_with_file_and_line(vhpc: Vhpc, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "pipe"])
-def test_what_is_no_file_is_a_mistake_and_not_a_wait(vhpc: Vhpc, tmp_path: Path, name: str) -> None:
+def test_a_path_that_is_no_file_is_refused_at_once(vhpc: Vhpc, tmp_path: Path, name: str) -> None:
     import os
 
     os.mkfifo(tmp_path / "pipe")

@@ -44,9 +44,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
     return {row["address"]: row for row in json.loads(capsys.readouterr().out)}
 
 
-def test_devices_are_listed_with_who_has_them_and_why_not(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_are_listed_with_owner_or_reason(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = rig.gpus
     hold(rig, one.address)
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))

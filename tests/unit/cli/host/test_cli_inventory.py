@@ -61,7 +61,7 @@ def test_offline_cpus_and_cpus_of_an_offline_cell_are_shown(vhpc: Vhpc, trees: T
     assert re.search(r"without a NUMA cell\n.*CPUs 4,6,8,10,12,14,16,18,20\n", out)
 
 
-def test_devices_of_no_one_cell_are_shown_beside_the_cells(vhpc: Vhpc, trees: Trees) -> None:
+def test_devices_of_no_cell_are_shown_outside_the_cells(vhpc: Vhpc, trees: Trees) -> None:
     out = vhpc("inventory", "--sysfs-root", str(trees("40intel64-2g2n4c+pcilocality")))
     assert re.search(r"without a NUMA cell\n.*pci0000:00\n", out)
     assert "17 PCI functions of the platform itself are not shown" in out
@@ -118,7 +118,7 @@ def test_the_document_has_the_fields_that_its_description_names(vhpc: Vhpc) -> N
 
 
 @pytest.mark.usefixtures("as_root")
-def test_root_sees_who_holds_what(vhpc: Vhpc) -> None:
+def test_root_sees_the_holders_of_devices(vhpc: Vhpc) -> None:
     reservation(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 2, 4, 6], cells=[[0, 2048]], hugepage_kib=2048)
     reservation(vhpc, Generation(43, 1, "ffffffff"), cpus=[1, 5], cells=[[-1, 512]], devices=["0000:0b:00.0"])
     reservation(vhpc, Generation(44, 0, "00000000"), cpus=[3, 7]).released("claim:g0")
@@ -141,7 +141,7 @@ def test_a_damaged_journal_is_a_remark_and_not_an_empty_node(vhpc: Vhpc) -> None
 
 
 @pytest.mark.usefixtures("as_user")
-def test_others_are_told_that_holders_are_for_root(vhpc: Vhpc) -> None:
+def test_others_read_that_holders_are_shown_to_root_only(vhpc: Vhpc) -> None:
     assert "note: only root can see the resources of guests" in vhpc("inventory")
     assert vhpc.json("inventory")["reservations"] is None
 
@@ -178,7 +178,7 @@ def test_nothing_is_drawn_outside_of_the_picture(vhpc: Vhpc) -> None:
 
 
 @pytest.mark.usefixtures("as_root")
-def test_what_a_guest_holds_has_its_colour(vhpc: Vhpc) -> None:
+def test_devices_of_a_guest_have_its_colour(vhpc: Vhpc) -> None:
     reservation(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1000]])
     drawing = svg(vhpc("inventory", "--svg", "-"))
     coloured = [box for box in drawing.iter(f"{SVG}rect") if picture.COLOURS[0] in box.get("style", "")]

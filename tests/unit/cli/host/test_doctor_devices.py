@@ -89,7 +89,7 @@ def test_too_few_good_functions_and_a_quarantine_are_reported(rig: Rig) -> None:
         ({"infiniband/mlx5_9/ports/1/state": "4: ACTIVE"}, ""),
     ],
 )
-def test_functions_of_an_adapter_that_is_off_reach_nobody(rig: Rig, state: dict[str, str], says: str) -> None:
+def test_functions_of_an_adapter_that_is_off_are_reported(rig: Rig, state: dict[str, str], says: str) -> None:
     for name, text in state.items():
         rig.pfs[0].folder.put(name, fixed(f"{text}\n"))
     found = findings(rig)["devices.adapters"]

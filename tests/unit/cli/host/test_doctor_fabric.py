@@ -104,7 +104,7 @@ def test_a_fabric_as_it_should_be_has_nothing_to_repair(opensm: SimulatedFabric)
 
 
 @simulated
-def test_each_bad_option_is_told_apart(opensm: SimulatedFabric) -> None:
+def test_each_bad_option_has_its_own_message(opensm: SimulatedFabric) -> None:
     again(opensm, BAD)
     assert levels(config(opensm)) == GOOD_LEVELS | {
         "fabric.enforcement": "warn",
@@ -167,13 +167,15 @@ def test_missing_rights_on_file_or_opensm_are_reported(opensm: SimulatedFabric, 
 
 
 @simulated
-def test_a_master_elsewhere_is_told_of(opensm: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_on_another_host_is_reported(
+    opensm: SimulatedFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SIM_HOST", "H3")
     assert levels(config(opensm))["fabric.master"] == "warn"
 
 
 @simulated
-def test_tables_that_are_nearly_full_are_told_of(opensm: SimulatedFabric) -> None:
+def test_nearly_full_tables_are_reported(opensm: SimulatedFabric) -> None:
     many = "".join(
         f"site_{pkey:04x}={pkey:#06x} : {GUIDS[0]:#018x}=limited ;\n" for pkey in range(0x10, 0x42)
     )
@@ -184,7 +186,7 @@ def test_tables_that_are_nearly_full_are_told_of(opensm: SimulatedFabric) -> Non
 
 
 @simulated
-def test_the_command_shows_what_is_found(opensm: SimulatedFabric, tmp_path: Path) -> None:
+def test_the_command_shows_the_findings(opensm: SimulatedFabric, tmp_path: Path) -> None:
     fabric_keys = {
         "partitions": str(opensm.partitions),
         "opensm_pidfile": str(opensm.pidfile),
@@ -273,7 +275,7 @@ def test_without_root_nothing_is_claimed() -> None:
 
 
 @pytest.mark.parametrize("backend", ["none", "ethernet"])
-def test_where_nothing_can_be_checked_nothing_is_said(backend: str) -> None:
+def test_without_anything_to_check_there_is_no_result(backend: str) -> None:
     assert list(fabric.check(Config(fabric=Fabric(backend=backend)), root=True)) == []  # type: ignore[arg-type]
 
 

@@ -51,7 +51,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_host_can_import_or_says_what_is_missing(tmp_path: Path, tools: Path) -> None:
+def test_a_host_can_import_or_names_the_missing_parts(tmp_path: Path, tools: Path) -> None:
     def found() -> tuple[Level, str]:
         one = next(iter(images.import_tools(config(tmp_path))))
         return one.level, one.what + " " + one.hint
@@ -76,7 +76,7 @@ def test_a_host_can_import_or_says_what_is_missing(tmp_path: Path, tools: Path) 
     assert f"{packages} is missing apt install {packages}" in found()[1]
 
 
-def test_a_catalogue_says_what_is_broken(tmp_path: Path) -> None:
+def test_broken_images_of_a_catalogue_are_named(tmp_path: Path) -> None:
     assert images.catalogue(config(tmp_path / "none")).level is Level.ERROR
     assert "has no images" in images.catalogue(config(tmp_path)).what
     publish(tmp_path, "base", b"root")

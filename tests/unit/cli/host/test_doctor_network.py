@@ -31,7 +31,7 @@ def test_a_kernel_that_can_do_it_is_tried_and_left_as_it_was() -> None:
     assert tools.run("ip", "-o", "link").count("vhpc") == before.count("vhpc")
 
 
-def test_a_kernel_that_cannot_do_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_features_of_the_kernel_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def lacks() -> None:
         raise NodeError("ip failed: link add name vhpcx1 type vxlan", "Unknown device type")
 
@@ -50,9 +50,7 @@ def test_a_node_without_nftables(monkeypatch: pytest.MonkeyPatch, trusted: bool,
     assert found["network.kernel"].level is Level.WARN
 
 
-def test_br_netfilter_that_nobody_has_loaded_is_no_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_br_netfilter_that_is_not_loaded_is_ok(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tools, "SYSCTL", tmp_path)
     assert network.bridge_netfilter(accepts=True).level is Level.OK
     (tmp_path / "bridge").mkdir()
@@ -61,7 +59,7 @@ def test_br_netfilter_that_nobody_has_loaded_is_no_problem(
     assert network.bridge_netfilter(accepts=True).level is Level.OK
 
 
-def test_rules_of_iptables_legacy_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rules_of_iptables_legacy_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """nftables does not show them."""
     monkeypatch.setattr(tools, "SYSCTL", tmp_path)
     (tmp_path / "bridge").mkdir()

@@ -16,7 +16,7 @@ from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.controller import Controller
 
 
-def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:
+def test_the_old_virtiofsd_is_distinguished_from_the_new(tmp_path: Path) -> None:
     # what virtiofsd 1.13 of Debian 13 and that of QEMU 7.2 of Debian 12 print
     new = executable(tmp_path / "new", "echo virtiofsd 1.13.0")
     old = executable(
@@ -107,7 +107,7 @@ def test_a_folder_of_libvirt_that_qemu_cannot_search_is_an_error(tmp_path: Path)
     assert list(node.libvirt_folder(config, tmp_path / "absent")) == []
 
 
-def test_software_emulation_is_said_loudly() -> None:
+def test_software_emulation_is_a_warning() -> None:
     found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
     finding = one(found, "node.kvm")
     assert finding.level is Level.WARN

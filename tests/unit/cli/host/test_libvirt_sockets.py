@@ -122,7 +122,7 @@ def test_drop_in_of_a_site_that_opens_a_socket_is_reported(host: Place) -> None:
     assert doctor(host)[0] is Level.WARN
 
 
-def test_masked_units_are_left_alone(host: Place) -> None:
+def test_masked_units_are_not_changed(host: Place) -> None:
     for name in OPEN[2:]:
         (host.root / "etc/systemd/system" / name).symlink_to("/dev/null")
     step(host)

@@ -99,7 +99,7 @@ def test_a_driver_that_is_loading_yet_is_waited_for(rig: Rig) -> None:
     loading.join()
 
 
-def test_a_driver_that_never_comes_is_said(rig: Rig) -> None:
+def test_a_missing_driver_is_reported(rig: Rig) -> None:
     pf = none_yet(rig)
     rig.pci._detach(pf)
     configure(rig, f"{pf.address}=4")
@@ -112,7 +112,7 @@ def test_a_driver_that_never_comes_is_said(rig: Rig) -> None:
 
 
 @pytest.mark.promise("devices.node-setup")
-def test_what_is_there_is_left_alone(rig: Rig) -> None:
+def test_existing_functions_and_pools_are_not_changed(rig: Rig) -> None:
     configure(rig, f"{rig.pfs[0].address}=4", pages=("2M:0=512",))
     first = run(rig)
     assert State.FAILED not in {step.state for step in first}
@@ -123,7 +123,7 @@ def test_what_is_there_is_left_alone(rig: Rig) -> None:
     assert rig.pci.log == []
 
 
-def test_a_dry_run_says_what_is_missing_and_changes_nothing(rig: Rig) -> None:
+def test_a_dry_run_lists_missing_steps_and_changes_nothing(rig: Rig) -> None:
     pf = none_yet(rig)
     configure(rig, f"{pf.address}=4", pages=("2M:0=600",))
     steps = run(rig, dry_run=True)
@@ -172,7 +172,7 @@ def test_a_function_that_will_not_be_parked_is_quarantined(rig: Rig) -> None:
         ("{gpu}=2", "no SR-IOV"),
     ],
 )
-def test_wishes_that_cannot_be_are_said(rig: Rig, wish: str, words: str) -> None:
+def test_impossible_settings_are_reported(rig: Rig, wish: str, words: str) -> None:
     none_yet(rig)
     configure(rig, wish.format(pf=rig.pfs[0].address, gpu=rig.gpus[0].address))
     assert any(words in step.error for step in run(rig) if step.state is State.FAILED)
@@ -245,13 +245,13 @@ def test_memory_is_compacted_for_pages(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("wish", ["512", "2M=512", "4K:0=5", "2M:0=-1"])
-def test_a_pool_that_is_none_is_said(rig: Rig, wish: str) -> None:
+def test_an_invalid_pool_is_reported(rig: Rig, wish: str) -> None:
     configure(rig, pages=(wish,))
     (step,) = [step for step in run(rig) if step.kind == "hugepages"]
     assert (step.state, step.error) == (State.FAILED, "SIZE:CELL=COUNT is expected, like 1G:0=64")
 
 
-def test_a_cell_that_is_not_there_is_said(rig: Rig) -> None:
+def test_a_missing_cell_is_reported(rig: Rig) -> None:
     configure(rig, pages=("1G:5=1",))
     (step,) = [step for step in run(rig) if step.kind == "hugepages"]
     assert step.error.endswith("nr_hugepages does not exist")
@@ -260,7 +260,7 @@ def test_a_cell_that_is_not_there_is_said(rig: Rig) -> None:
 # --- command and unit -------------------------------------------------------------------
 
 
-def test_the_command_says_what_came_of_each_step(
+def test_the_command_shows_the_result_of_each_step(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pf = none_yet(rig)

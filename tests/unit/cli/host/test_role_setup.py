@@ -125,13 +125,13 @@ def test_lines_of_other_plugins_stay(config: Config, host: Place) -> None:
     assert stat.S_IMODE(conf.stat().st_mode) == 0o640
 
 
-def test_plugin_is_told_the_run_folder_of_vhpc_toml(config: Config, host: Place) -> None:
+def test_the_plugin_gets_the_run_folder_of_vhpc_toml(config: Config, host: Place) -> None:
     moved = msgspec.structs.replace(config, paths=Paths(run="/run/site/vhpc"))
     states(moved, Role.NODE, host)
     assert (host.slurm / "plugstack.conf").read_text() == "required vhpc.so run_dir=/run/site/vhpc\n"
 
 
-def test_what_a_site_has_set_is_not_replaced(config: Config, host: Place) -> None:
+def test_settings_of_the_site_are_not_replaced(config: Config, host: Place) -> None:
     (host.slurm / "plugstack.conf").write_text("optional vhpc.so\n")
     host.sbcast.write_text("the site's own\n")
     assert states(config, Role.LOGIN, host) == {"plugstack": State.OK, "sbcast link": State.FAILED}
@@ -161,7 +161,7 @@ def test_without_systemd_no_unit_is_enabled(config: Config, host: Place) -> None
 @pytest.mark.parametrize(
     ("left", "status"), [((), 0), ((warn("a", "b", "c"),), 0), ((error("a", "b", "c"),), 1)]
 )
-def test_what_is_left_decides_the_status(
+def test_remaining_steps_decide_the_exit_status(
     left: tuple[object, ...],
     status: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -94,7 +94,7 @@ def test_a_mistake_is_one_line(vhpc: Vhpc, started: list[str], words: tuple[str,
     assert not started
 
 
-def test_a_host_without_the_builder_says_so(
+def test_a_missing_builder_is_reported(
     vhpc: Vhpc, started: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(imagebuild, "CHECKOUT", tmp_path)

@@ -94,7 +94,7 @@ def test_rm_removes_all_names_or_none(vhpc: Vhpc) -> None:
     assert vhpc.json("image", "ls", "cuda")[0]["image"] == "cuda:12.8"
 
 
-def test_verify_reads_all_bytes_and_names_what_is_broken(vhpc: Vhpc) -> None:
+def test_verify_reads_all_bytes_and_names_broken_images(vhpc: Vhpc) -> None:
     assert vhpc("image", "verify", "tiny:1").splitlines()[1].endswith("ok")
     rows = {row["image"]: row["problem"] for row in vhpc.json("image", "verify", code=1)}
     assert rows["tiny:1"] is None
@@ -125,7 +125,7 @@ def test_verify_reads_the_chunk_list(vhpc: Vhpc) -> None:
     assert vhpc.json("image", "verify", "listed")[0]["problem"] is None
 
 
-def test_gc_says_what_it_deletes_and_what_it_keeps(vhpc: Vhpc) -> None:
+def test_gc_lists_deleted_and_kept_images(vhpc: Vhpc) -> None:
     vhpc("image", "rm", "tiny:broken")
     vhpc("image", "rm", "tiny:1")
     text = vhpc("image", "gc", "--dry-run")
@@ -157,9 +157,7 @@ def test_another_catalogue_is_named_by_an_option(vhpc: Vhpc) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="run as root: the test takes the rights of another user")
-def test_an_ordinary_user_changes_only_a_catalogue_of_his_own(
-    vhpc: Vhpc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ordinary_user_changes_only_the_own_catalogue(vhpc: Vhpc, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="vhpc-catalog-") as top:
         Path(top).chmod(0o755)
         others, own = Path(top, "others"), Path(top, "own")

@@ -57,7 +57,7 @@ def test_nodes_that_are_gone_or_do_not_serve_are_not_asked() -> None:
 
 @pytest.mark.promise("peers.warm")
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_events_asks_only_who_is_there(seed: int) -> None:
+def test_nodes_ask_only_present_nodes_in_any_order_of_events(seed: int) -> None:
     """1,000 nodes come, copy and go: each asks those that run, two copy from one, and one has no source."""
     chance, relay = random.Random(seed), Relay()
     later, copying, has = [f"n{rank}" for rank in range(1000)], dict[str, str](), set[str]()

@@ -220,7 +220,7 @@ def test_warm_puts_an_image_into_the_stores_of_nodes(site: Site) -> None:
     assert said == f"base:latest {site.digest}: on 2 of 2 nodes, copied to 0 (0 B), 2 had it\n"
 
 
-def test_srun_is_told_node_partition_and_digest(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_srun_gets_node_partition_and_digest(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VHPC_IMAGE", "of-the-caller")
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     for node in ("n1", "n2"):

@@ -311,7 +311,7 @@ def test_a_node_serves_without_rights_until_its_input_ends(site: Site, node: Nod
 @pytest.mark.promise("peers.warm")
 @needs_nodes
 @pytest.mark.parametrize("how", ["its input ends", "it is told to end"])
-def test_a_node_that_is_left_alone_leaves_nothing(site: Site, node: Node, how: str) -> None:
+def test_a_node_that_ends_early_leaves_nothing(site: Site, node: Node, how: str) -> None:
     node.say(BEGIN)
     node.hear()
     if how == "it is told to end":

@@ -63,7 +63,7 @@ def ready(vhpcd: Vhpcd, lease: Lease, node: str) -> None:
 
 
 @needs_munged
-def test_ps_says_what_a_job_waits_for(vhpcd: Vhpcd) -> None:
+def test_ps_shows_the_step_that_a_job_waits_for(vhpcd: Vhpcd) -> None:
     config = vhpcd.folder / "vhpc.toml"
     lease = opened(vhpcd, guests_per_node=2)
     (row,) = run_json(OWNER, config, "ps")
@@ -120,7 +120,7 @@ def test_only_a_ready_lease_is_shown_as_booting(state: LeaseState) -> None:
 
 @pytest.mark.promise("attack.boot-word")
 @needs_munged
-def test_only_a_node_of_the_job_says_what_it_does(vhpcd: Vhpcd) -> None:
+def test_only_a_node_of_the_job_reports_its_progress(vhpcd: Vhpcd) -> None:
     opened(vhpcd)
     vhpcd.client.look(42, 0, "n9", ("agent g0", 12.0))
     _, booting = vhpcd.client.booting()
@@ -195,7 +195,9 @@ def test_a_waiting_command_says_how_far_guests_are(vhpcd: Vhpcd, command: subpro
 @pytest.mark.promise("attack.boot-word")
 @needs_munged
 @pytest.mark.parametrize("case", ["another user", "no such word", "ready"])
-def test_who_need_not_wait_is_told_nothing(vhpcd: Vhpcd, command: subprocess.Popen[bytes], case: str) -> None:
+def test_a_command_that_need_not_wait_prints_nothing(
+    vhpcd: Vhpcd, command: subprocess.Popen[bytes], case: str
+) -> None:
     lease = opened(vhpcd) if case != "no such word" else None
     if case == "ready" and lease is not None:
         for node in ("n1", "n2"):
@@ -228,7 +230,7 @@ def test_a_line_has_guests_and_the_slowest_node() -> None:
     assert bootline.line(1, hostile) == "0 of 1 guests ready, n1: ?[2J for 1 s"
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_progress_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "JOBS", 3)
     monkeypatch.setattr(progress, "WAITERS", 3)
     known = progress.Progress(lambda: 100.0)

@@ -147,7 +147,7 @@ def test_one_of_several_guests_gets_the_file(site: StepSite) -> None:
         (("x", "7/n9:y"), "job 7 is not on node n9"),
     ],
 )
-def test_what_cannot_be_copied_is_one_line(site: StepSite, words: tuple[str, str], expected: str) -> None:
+def test_a_failed_copy_is_one_line(site: StepSite, words: tuple[str, str], expected: str) -> None:
     (site.folder / "x").write_text("x")
     (site.guest / "file").write_text("x")
     (site.guest / "folder").mkdir()
@@ -166,7 +166,7 @@ def test_a_file_that_a_guest_cannot_take_is_named(site: StepSite) -> None:
         assert re.search(rf"the step in job 7 failed: {target}: [A-Z][a-z ]+$", said), said
 
 
-def test_what_is_left_out_is_counted_by_kind(site: StepSite) -> None:
+def test_entries_left_out_are_counted_by_kind(site: StepSite) -> None:
     """Both ways; of a socket in a folder tarfile says nothing."""
     data = site.folder / "data"
     data.mkdir()

@@ -146,7 +146,7 @@ def test_it_works_over_the_channel_of_a_guest(site: StepSite, guest: Guest) -> N
 
 
 @pytest.mark.promise("tools.forward", "attack.forward")
-def test_a_client_that_does_not_read_stops_nobody(site: StepSite) -> None:
+def test_a_client_that_does_not_read_delays_no_other(site: StepSite) -> None:
     sent: list[int] = []
 
     def endless(connection: socket.socket) -> None:
@@ -270,7 +270,7 @@ def test_a_guest_of_several_on_another_node(site: StepSite) -> None:
     assert "there is no guest 3 on n1: the job has 3 guests, from 0 to 2 there" in said
 
 
-def test_what_cannot_be_forwarded_is_one_line(site: StepSite) -> None:
+def test_a_refused_forward_is_one_line(site: StepSite) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         used = taken.getsockname()[1]
         cases = {

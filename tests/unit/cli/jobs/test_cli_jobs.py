@@ -78,7 +78,7 @@ def test_following_a_console_ends_when_the_job_does(vhpc: Vhpc, run_dir: str) ->
 
 @no_root
 @pytest.mark.parametrize("argv", [("plan", "42"), ("reconcile",), ("ps", "--local")])
-def test_what_needs_root_says_so(vhpc: Vhpc, argv: tuple[str, ...]) -> None:
+def test_commands_for_root_refuse_other_users(vhpc: Vhpc, argv: tuple[str, ...]) -> None:
     vhpc(*argv, code=1)
     assert "needs root" in vhpc.error
 

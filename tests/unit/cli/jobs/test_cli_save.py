@@ -86,7 +86,7 @@ def test_a_saved_image_is_its_parent_with_other_files(site: Site, capsys: pytest
     assert whole(site.own) == ["mine:latest"]
 
 
-def test_its_steps_run_beside_those_of_the_job(site: Site) -> None:
+def test_its_steps_overlap_those_of_the_job(site: Site) -> None:
     site.run()
     asked = (site.folder / "asked").read_text()
     options = "--jobid 7 --overlap -N1 -n1 --relative=0 --input=none"
@@ -133,9 +133,7 @@ def test_an_image_of_the_users_own_can_be_the_parent(site: Site, capsys: pytest.
         ("", "", f"own/mine@sha256:{'0' * 64}", "it has a digest"),
     ],
 )
-def test_what_cannot_be_saved_leaves_no_image(
-    site: Site, name: str, files: str, target: str, says: str
-) -> None:
+def test_a_failed_save_leaves_no_image(site: Site, name: str, files: str, target: str, says: str) -> None:
     site.files = files or site.files
     with pytest.raises(VhpcError) as caught:
         site.run(target, name)
@@ -143,6 +141,6 @@ def test_what_cannot_be_saved_leaves_no_image(
     assert [path for path in site.own.rglob("*") if path.is_file() and path.name != ".lock"] == []
 
 
-def test_a_host_without_slurm_says_so(site: Site) -> None:
+def test_a_host_without_slurm_is_reported(site: Site) -> None:
     with pytest.raises(VhpcError, match=r"scontrol failed: .*No such file"):
         save.save(7, "own/mine")

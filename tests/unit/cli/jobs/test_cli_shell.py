@@ -74,7 +74,7 @@ def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ("debian-minimal", False), ("oci:latest", False), ("own/oci:v1", False), ("tar:v1", False),
     ],
 )  # fmt: skip
-def test_images_and_sources_are_told_apart(text: str, *, expected: bool) -> None:
+def test_images_and_sources_are_distinguished(text: str, *, expected: bool) -> None:
     assert is_source(text) is expected
 
 

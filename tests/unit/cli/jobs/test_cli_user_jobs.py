@@ -164,7 +164,7 @@ def test_a_console_is_followed_until_the_epilog_removes_it(site: Site, node: Pat
     assert process.end() == (0, "", "")
 
 
-def test_a_console_says_what_it_waits_for(site: Site, node: Path, calls: Path) -> None:
+def test_a_console_shows_the_step_that_it_waits_for(site: Site, node: Path, calls: Path) -> None:
     """Slurm starts the step that reads it when the guests are ready; until then there is nothing to print."""
     site.opened(42)
     srun, go = site.vhpcd.folder / "bin/srun", site.vhpcd.folder / "go"

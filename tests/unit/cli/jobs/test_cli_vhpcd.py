@@ -77,7 +77,7 @@ def open_lease(client: ControllerClient, job_id: int, image: str = "tiny:1", res
     return client.open_generation(request, Allocation(nodes))
 
 
-def test_ps_shows_what_is_held_where_and_why_a_job_was_refused(vhpc: Vhpc, client: ControllerClient) -> None:
+def test_ps_shows_holders_and_reasons_of_refusals(vhpc: Vhpc, client: ControllerClient) -> None:
     lease = open_lease(client, 42)
     open_lease(client, 43, "absent:1")
     client.lease(42, 0, "n2", 1)
@@ -119,7 +119,7 @@ def test_ps_shows_twelve_digits_of_a_digest(vhpc: Vhpc, client: ControllerClient
 
 
 @pytest.mark.promise("boot.time-limit")
-def test_what_a_node_tells_the_user_of_an_end_is_shown(vhpc: Vhpc, client: ControllerClient) -> None:
+def test_a_nodes_report_of_the_end_is_shown_to_the_user(vhpc: Vhpc, client: ControllerClient) -> None:
     lease = open_lease(client, 42)
     client.lease(42, 0, "n1", 1)
     client.ending(42, 0)
@@ -203,7 +203,7 @@ def test_doctor_sees_munge_and_vhpcd(vhpc: Vhpc, client: ControllerClient) -> No
     assert found["vhpcd"]["level"] == "ok"
 
 
-def test_doctor_without_munge_says_what_to_do(vhpc: Vhpc) -> None:
+def test_doctor_without_munge_has_a_hint(vhpc: Vhpc) -> None:
     config = load(vhpc.folder / "vhpc.toml")
     assert services.munge(config).level is Level.ERROR
     (finding,) = services.vhpcd(config, listener=True)

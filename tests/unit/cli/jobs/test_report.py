@@ -100,7 +100,7 @@ def found(text: str = "job") -> reportdata.JobReport:
     return reportdata.make(record(text), [NodeReport(GENERATION, "n1", HOST, (GUEST,), said), other])
 
 
-def test_the_document_has_what_is_known() -> None:
+def test_the_document_has_all_known_values() -> None:
     document: dict[str, Any] = json.loads(msgspec.json.encode(reportdata.document(found())))
     assert (document["job"], document["image"]["digest"]) == (42, "sha256:" + "a" * 64)
     assert document["network"]["partition_key"] == "0x1234"
@@ -309,7 +309,7 @@ def test_a_node_tells_of_its_guests_devices_only() -> None:
     assert report.host.cpus == HOST.cpus
 
 
-def test_what_a_node_tells_is_bounded() -> None:
+def test_a_nodes_report_is_bounded() -> None:
     told = Told(GENERATION, "n1")
     told.say("", "one", "one", "x" * 5000, *(f"line {number}" for number in range(100)))
     lines = told.report().lines

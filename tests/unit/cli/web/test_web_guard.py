@@ -143,7 +143,7 @@ def test_the_proxy_names_the_user() -> None:
         [("x-forwarded-user", "games")],
     ],
 )
-def test_without_one_name_of_a_user_nothing_is_shown(headers: list[tuple[str, str]]) -> None:
+def test_without_exactly_one_user_name_nothing_is_shown(headers: list[tuple[str, str]]) -> None:
     access = guard.ProxyAccess("X-Remote-User", frozenset({"hpc.example"}))
     assert client(access, "http://hpc.example").get("/", headers=headers).status_code == 403
 

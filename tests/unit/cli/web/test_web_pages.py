@@ -140,7 +140,7 @@ def test_a_job_has_its_placement_and_waterfall(browser: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/jobs/0", "/jobs/x", "/jobs/99999999999", "/assets/../overview.py", "/x"])
-def test_what_is_not_there_is_not_found(browser: Any, path: str) -> None:
+def test_unknown_pages_are_not_found(browser: Any, path: str) -> None:
     assert browser.get(path).status_code == 404
 
 
@@ -214,14 +214,14 @@ def test_an_operator_sees_devices_in_quarantine_behind_a_proxy(vhpcd: Vhpcd) -> 
     assert "on their node" not in text
 
 
-def test_an_ordinary_user_serves_nobody_else(vhpcd: Vhpcd) -> None:
+def test_an_ordinary_user_serves_no_other_user(vhpcd: Vhpcd) -> None:
     options = ("--socket", "/run/x/socket", "--user-header", "X-User", "--host", "h")
     web = Web(vhpcd, *options, uid=OWNER, lines=1)
     assert "user games may not serve other users" in web.said
     assert web.process.wait(30) == 1
 
 
-def test_a_vhpcd_that_stops_is_shown_as_such(key: Munged, tmp_path: Path) -> None:
+def test_a_stopped_vhpcd_is_shown_as_stopped(key: Munged, tmp_path: Path) -> None:
     vhpcd = make(tmp_path, key, request_timeout_s=1)
     vhpcd.start()
     web = Web(vhpcd)

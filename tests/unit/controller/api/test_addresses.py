@@ -38,7 +38,7 @@ def test_a_line_that_names_no_node_is_an_error(text: str) -> None:
 
 
 @given(st.text(max_size=80))
-def test_whatever_sinfo_prints_is_read_or_refused(text: str) -> None:
+def test_any_output_of_sinfo_is_read_or_refused(text: str) -> None:
     try:
         found = parse_nodes(text)
     except SlurmError:
@@ -86,7 +86,7 @@ def test_a_resolver_that_is_away_takes_no_address_from_anybody(tmp_path: Path) -
     assert found.known == before
 
 
-def test_names_that_take_too_long_keep_what_they_had(tmp_path: Path) -> None:
+def test_names_that_resolve_too_slowly_keep_their_addresses(tmp_path: Path) -> None:
     now = 0.0
     asked: list[str] = []
     slow = False

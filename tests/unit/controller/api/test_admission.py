@@ -114,7 +114,7 @@ def test_as_many_give_way_as_it_takes(hall: Hall) -> None:
         max_size=60,
     )
 )
-def test_whatever_comes_nobody_holds_more_than_his_share(
+def test_no_peer_exceeds_its_share(
     steps: list[tuple[PeerGroup, str, int, bool]],
 ) -> None:
     alive: dict[Peer, None] = {}
@@ -165,7 +165,7 @@ def test_an_address_has_a_burst_and_then_a_rate() -> None:
     assert sum(attempts.another("1") for _ in range(10)) == 5
 
 
-def test_many_addresses_are_not_remembered_for_ever() -> None:
+def test_addresses_are_forgotten_after_a_while() -> None:
     attempts = Attempts(burst=1.0, clock=lambda: 0.0)
     assert attempts.another("0")
     for number in range(1, REMEMBERED + 10):

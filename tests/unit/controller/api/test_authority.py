@@ -54,7 +54,7 @@ OF_ANYBODY: list[wire.Request] = [
 ]
 
 
-def test_each_request_there_is_is_somebody_s() -> None:
+def test_each_kind_of_request_has_an_authority() -> None:
     kinds = {type(one) for one in (*OF_NODES, *OF_THE_CONTROLLER, *OF_ANYBODY)}
     assert kinds == set(wire.Request.__args__)
 
@@ -107,7 +107,7 @@ def test_a_node_speaks_for_itself_and_for_no_other(tmp_path: Path, body: wire.Re
 
 
 @pytest.mark.parametrize("body", OF_THE_CONTROLLER, ids=kind_of)
-def test_what_only_the_controller_may_say_comes_from_there(tmp_path: Path, body: wire.Request) -> None:
+def test_requests_of_the_controller_come_from_its_host(tmp_path: Path, body: wire.Request) -> None:
     for address in ("10.77.0.2", "fd00::2", "10.77.0.3"):
         assert says(tmp_path, body, Origin(address, own_host=False)) == ""
     assert says(tmp_path, body, Origin("127.0.0.1", own_host=True)) == ""
@@ -122,13 +122,13 @@ def test_what_only_the_controller_may_say_comes_from_there(tmp_path: Path, body:
 
 
 @pytest.mark.parametrize("body", OF_ANYBODY, ids=kind_of)
-def test_what_only_reads_may_come_from_anywhere(tmp_path: Path, body: wire.Request) -> None:
+def test_reading_requests_may_come_from_any_host(tmp_path: Path, body: wire.Request) -> None:
     slurm = Asked()
     assert says(tmp_path, body, Origin("192.0.2.1", own_host=False), slurm) == ""
     assert slurm.count == 0
 
 
-def test_a_node_that_slurm_does_not_have_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_node_unknown_to_slurm_is_reported(tmp_path: Path) -> None:
     body = wire.Acknowledge(generation="1.0.00000001", node="n7", clean=True)
     assert (
         says(tmp_path, body, Origin("10.77.0.11", own_host=False)) == "Slurm has no node n7 (see: sinfo -N)"
@@ -136,7 +136,7 @@ def test_a_node_that_slurm_does_not_have_is_said_to_be_none(tmp_path: Path) -> N
 
 
 @pytest.mark.promise("attack.no-slurm")
-def test_without_slurm_only_the_own_host_is_believed(tmp_path: Path) -> None:
+def test_without_slurm_only_the_own_host_is_trusted(tmp_path: Path) -> None:
     slurm = Asked(fails="no answer within 5 s")
     for body in (*OF_NODES, *OF_THE_CONTROLLER):
         line = says(tmp_path, body, Origin("10.77.0.11", own_host=False), slurm)
@@ -205,5 +205,5 @@ async def _until(ready: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_the_stand_in_is_one_of_slurm_s_port() -> None:
+def test_the_fake_implements_slurms_port() -> None:
     assert {"nodes", "controllers"} <= {name for name in dir(Slurm) if not name.startswith("_")}

@@ -87,7 +87,7 @@ def test_one_that_is_cancelled_ends_though_its_peer_goes_too() -> None:
     on_a_connection(test)
 
 
-def test_a_peer_that_goes_after_its_answer_disturbs_nothing() -> None:
+def test_a_peer_that_closes_after_its_answer_is_harmless() -> None:
     async def test(connection: Connection, peer: socket.socket, answer: Answer) -> None:
         async def whole() -> str | None:
             found = await connection.unless_gone(answer.text())
@@ -118,7 +118,7 @@ def test_a_long_answer_arrives_whole_at_a_slow_peer() -> None:
     on_a_connection(test)
 
 
-def test_what_comes_is_received_in_bounded_pieces_until_the_end() -> None:
+def test_requests_are_received_in_bounded_pieces() -> None:
     async def test(connection: Connection, peer: socket.socket, _: Answer) -> None:
         peer.sendall(b"abcdef")
         assert await connection.receive(4) == b"abcd"

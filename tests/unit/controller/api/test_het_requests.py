@@ -97,7 +97,7 @@ def test_components_of_different_users_have_no_common_network() -> None:
     run(test)
 
 
-def test_what_is_remembered_of_other_jobs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_other_jobs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "MAX_JOBS", 3)
 
     async def test() -> None:

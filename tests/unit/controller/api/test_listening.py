@@ -88,7 +88,7 @@ def port() -> int:
     return free_port()
 
 
-def test_what_is_accepted_is_handed_over_with_its_place(port: int) -> None:
+def test_accepted_connections_are_passed_with_their_place(port: int) -> None:
     async def accept() -> list[tuple[str, int]]:
         places: list[tuple[str, int]] = []
 
@@ -215,7 +215,7 @@ def test_the_user_of_the_other_end_is_known_on_one_host(uids: PeerUids, host: st
 
 
 @root
-def test_another_user_s_end_is_his(uids: PeerUids) -> None:
+def test_the_end_of_another_user_has_that_users_uid(uids: PeerUids) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def own_place() -> list[Any]:
@@ -227,7 +227,7 @@ def test_another_user_s_end_is_his(uids: PeerUids) -> None:
         assert as_uid(NOBODY, own_place)[0] == NOBODY
 
 
-def test_an_end_that_was_closed_is_nobody_s_and_not_root_s(uids: PeerUids) -> None:
+def test_a_closed_end_has_no_user(uids: PeerUids) -> None:
     _, client, accepted = connected()
     peer, own = accepted.getpeername(), accepted.getsockname()
     client.close()
@@ -275,7 +275,7 @@ def test_another_user_connects_from_any_port(port: int) -> None:
         assert as_uid(NOBODY, own_port) >= 1024
 
 
-def test_where_nobody_listens_the_reason_is_told(port: int) -> None:
+def test_a_failed_listener_reports_its_reason(port: int) -> None:
     with pytest.raises(ConnectionRefusedError):
         rootport.connect("127.0.0.1", port, time.monotonic() + 5)
     with pytest.raises(TimeoutError):

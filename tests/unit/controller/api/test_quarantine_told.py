@@ -72,7 +72,7 @@ def test_a_device_is_shown_until_it_is_cleared(vhpcd: Vhpcd, node: Config) -> No
 
 @pytest.mark.promise("devices.shown")
 @needs_munged
-def test_a_vhpcd_that_is_away_is_told_later(vhpcd: Vhpcd, node: Config) -> None:
+def test_a_report_is_sent_when_vhpcd_is_back(vhpcd: Vhpcd, node: Config) -> None:
     layout = Layout(node)
     quarantine.put(layout, quarantine.record(GPU, "gpu", "stuck"))
     assert healthcheck.run(node) == 0
@@ -86,7 +86,7 @@ def test_a_vhpcd_that_is_away_is_told_later(vhpcd: Vhpcd, node: Config) -> None:
 
 
 @needs_munged
-def test_a_node_without_such_devices_asks_nothing(vhpcd: Vhpcd, node: Config) -> None:
+def test_a_node_without_quarantine_sends_nothing(vhpcd: Vhpcd, node: Config) -> None:
     vhpcd.stop()
     assert healthcheck.run(node) == 0
     assert not Layout(node).quarantine_told.exists()

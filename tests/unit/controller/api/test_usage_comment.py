@@ -138,7 +138,7 @@ def deliver(site: Config, vhpcd: Vhpcd, folder: Path, *acks: Acknowledgement) ->
 
 
 @pytest.mark.promise("usage.seff")
-def test_the_last_node_writes_the_sum_behind_what_is_there(site: Config, tmp_path: Path) -> None:
+def test_the_last_node_appends_the_sum_to_the_comment(site: Config, tmp_path: Path) -> None:
     there = f"{IMAGE}; a console could not be written: |x|"
     record(tmp_path, f"7|7|COMPLETED|12|4|alice|{there}")
     vhpcd = Vhpcd()
@@ -283,7 +283,7 @@ def asked(site: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     return site
 
 
-def test_seff_compares_with_what_the_job_asked_for(
+def test_seff_compares_usage_with_the_request(
     asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(tmp_path, "7|7|COMPLETED|12|4|alice|")

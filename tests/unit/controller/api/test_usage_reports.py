@@ -45,7 +45,7 @@ def test_nodes_and_steps_are_summed() -> None:
     assert (found.guests, found.missing) == (2, ())
 
 
-def test_what_one_guest_does_not_measure_is_unknown_for_all() -> None:
+def test_a_figure_missing_in_one_guest_is_unknown_for_all() -> None:
     first, second = guest(0, cpu_us=1, peak_bytes=0), guest(1, cpu_us=2)
     dead = GuestUsage(2, missing="the guest had ended")
     found = job_usage([NodeUsage(G, "n1", (first, second, dead))])
@@ -175,7 +175,7 @@ def test_reports_of_many_nodes_come_in_pages(vhpcd: Vhpcd) -> None:
 
 
 @needs_munged
-def test_ps_shows_what_ended_jobs_have_used(
+def test_ps_shows_the_usage_of_ended_jobs(
     vhpcd: Vhpcd, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(options, "config", lambda: vhpcd.config)
@@ -198,7 +198,7 @@ def test_ps_shows_what_ended_jobs_have_used(
 @pytest.mark.promise("attack.user-view")
 @root
 @needs_munged
-def test_users_read_what_their_own_jobs_have_used(vhpcd: Vhpcd) -> None:
+def test_users_read_the_usage_of_their_own_jobs(vhpcd: Vhpcd) -> None:
     client = vhpcd.client
     mine = client.open_generation(request(42, uid=NOBODY, user="nobody"), allocation())
     client.report_usage(NodeUsage(mine.generation, "n1", (guest(0, cpu_us=5),)))

@@ -66,7 +66,7 @@ def shown(known: UsageSoFar, job_id: int = 42, **more: object) -> list[tuple[str
     return [(row.node, row.age_s, row.guests[0].whole.cpu_us) for row in found]
 
 
-def test_a_report_replaces_all_that_its_node_has_said_before() -> None:
+def test_a_report_replaces_earlier_ones_of_its_node() -> None:
     now = [100.0]
     known = UsageSoFar(lambda: now[0])
     known.report(said("n2", first=guest(1), second=guest(2)))
@@ -93,7 +93,7 @@ def test_figures_of_a_silent_guest_stay_with_their_age() -> None:
     assert shown(known, 43) == [("n1", 0.0, 8)]
 
 
-def test_shared_folders_of_an_old_image_go_on() -> None:
+def test_shared_folders_of_an_old_image_are_still_counted() -> None:
     """Its agent knows no figures, but the node counts what it moves."""
     known = UsageSoFar(lambda: 1.0)
     old = "the agent of the image is too old to measure: rebuild the image"
@@ -105,7 +105,7 @@ def test_shared_folders_of_an_old_image_go_on() -> None:
     assert (total.whole, total.shared) == (Figures(), SharedIo(2, 0))
 
 
-def test_what_one_guest_lacks_is_not_known_for_all() -> None:
+def test_a_figure_that_one_guest_lacks_is_unknown_for_all() -> None:
     generation = record(42).lease.generation
 
     def shared(*guests: GuestUsage) -> SharedIo | None:
@@ -118,7 +118,7 @@ def test_what_one_guest_lacks_is_not_known_for_all() -> None:
     assert shared(GONE) is None
 
 
-def test_the_end_removes_what_was_said_before() -> None:
+def test_the_end_of_a_job_removes_its_earlier_reports() -> None:
     known = UsageSoFar(lambda: 1.0)
     known.report(said("n1", first=guest(7), second=guest(8)))
     known.ended(str(record(42).lease.generation), "n1")
@@ -159,7 +159,7 @@ def of_nodes(vhpcd: Vhpcd, job_id: int = 42) -> tuple[dict[str, int | None], dic
 
 @pytest.mark.promise("usage.running")
 @needs_munged
-def test_the_end_of_a_node_replaces_what_it_has_said(vhpcd: Vhpcd) -> None:
+def test_the_final_report_of_a_node_replaces_its_earlier_ones(vhpcd: Vhpcd) -> None:
     client, generation = vhpcd.client, running(vhpcd)
     for node, cpu_us in (("n1", 1), ("n2", 10)):
         client.report_usage_so_far(node, [NodeUsage(generation, node, (guest(cpu_us),))])

@@ -52,7 +52,7 @@ def jobs_of(vhpcd: Vhpcd, uid: int, asker: int = WEB) -> list[int]:
     return [record.lease.generation.job_id for record in found]
 
 
-def test_a_deputy_sees_what_each_user_sees(vhpcd: Vhpcd) -> None:
+def test_a_deputy_sees_the_same_as_each_user(vhpcd: Vhpcd) -> None:
     for job_id, user in ((42, "games"), (43, "nobody"), (44, "games")):
         opened(vhpcd, job_id, user)
     assert jobs_of(vhpcd, OWNER) == [42, 44]
@@ -125,7 +125,7 @@ def job_ids(page: LeasePage) -> list[int]:
     return [record.unpack().lease.generation.job_id for record in page.records]
 
 
-def test_a_web_user_that_is_missing_is_said_at_start(tmp_path: Path, daemon: Munged) -> None:
+def test_a_missing_web_user_is_reported_at_the_start(tmp_path: Path, daemon: Munged) -> None:
     found = make(tmp_path, daemon)
     path = tmp_path / "vhpc.toml"
     path.write_text(path.read_text().replace('web_user = ""', 'web_user = "no-such"'))

@@ -112,7 +112,7 @@ def refusal(answer: wire.Answer | None) -> str:
 
 
 @pytest.mark.promise("attack.other-node")
-def test_a_node_s_root_speaks_for_his_node_only(vhpcd: Vhpcd) -> None:
+def test_root_of_a_node_acts_for_that_node_only(vhpcd: Vhpcd) -> None:
     lease = vhpcd.client.open_generation(request(1), allocation("n1", "n2"))
     for node in ("n1", "n2"):
         vhpcd.client.lease(1, 0, node, 1.0)
@@ -137,7 +137,7 @@ def test_a_node_s_root_speaks_for_his_node_only(vhpcd: Vhpcd) -> None:
 
 
 @pytest.mark.promise("attack.controller-request")
-def test_a_node_s_root_does_nothing_that_is_the_controller_s(vhpcd: Vhpcd) -> None:
+def test_root_of_a_node_cannot_act_as_the_controller(vhpcd: Vhpcd) -> None:
     lease = vhpcd.client.open_generation(request(1), allocation("n1", "n2"))
     for body in (
         wire.Ending(job_id=1, restart=None),
@@ -154,7 +154,7 @@ def test_a_node_s_root_does_nothing_that_is_the_controller_s(vhpcd: Vhpcd) -> No
     assert str(record.lease.state) == "released"
 
 
-def test_anybody_who_is_root_may_look(vhpcd: Vhpcd) -> None:
+def test_root_of_any_host_may_read(vhpcd: Vhpcd) -> None:
     vhpcd.client.open_generation(request(1), allocation("n1"))
     look = wire.GetLease(job_id=1, restart=None, node="n1", wait_s=0.0)
     assert isinstance(asked(vhpcd, look, LOGIN), wire.LeaseAnswer)
@@ -162,7 +162,7 @@ def test_anybody_who_is_root_may_look(vhpcd: Vhpcd) -> None:
     assert isinstance(asked(vhpcd, wire.AskStatus(), LOGIN), Status)
 
 
-def test_each_host_is_told_whom_it_may_speak_for(vhpcd: Vhpcd) -> None:
+def test_each_host_learns_the_names_it_may_act_for(vhpcd: Vhpcd) -> None:
     def told(source: str) -> tuple[str, tuple[str, ...]]:
         answer = asked(vhpcd, wire.AskStatus(), source)
         assert isinstance(answer, Status)
@@ -196,7 +196,7 @@ def test_each_host_is_told_whom_it_may_speak_for(vhpcd: Vhpcd) -> None:
         ((wire.ANY,), "n1", True, []),
     ],
 )
-def test_doctor_says_where_a_host_is_not_believed(
+def test_doctor_reports_a_host_that_vhpcd_does_not_trust(
     speaks_for: tuple[str, ...], node: str, controller: bool, says: list[str]
 ) -> None:
     status = Status(
@@ -218,7 +218,7 @@ def test_doctor_says_where_a_host_is_not_believed(
 
 
 @pytest.mark.promise("attack.no-slurm")
-def test_without_slurm_nobody_but_the_own_host_changes_anything(tmp_path: Path, daemon: Munged) -> None:
+def test_without_slurm_only_the_own_host_changes_anything(tmp_path: Path, daemon: Munged) -> None:
     vhpcd = make(tmp_path, daemon)
     for name in ("sinfo", "scontrol"):
         (tmp_path / "bin" / name).unlink()
@@ -301,7 +301,7 @@ def took(vhpcd: Vhpcd, source: str, port: int) -> float:
 @pytest.mark.promise("vhpcd.flood", "attack.flood")
 @pytest.mark.parametrize("kind", ["silent", "payload", "storm"])
 @pytest.mark.parametrize("source", [LOGIN, NODE, "127.0.0.1"], ids=["login", "node", "own host"])
-def test_a_user_s_flood_delays_nobody_s_root(vhpcd: Vhpcd, kind: str, source: str) -> None:
+def test_a_flood_of_a_user_delays_root_of_no_host(vhpcd: Vhpcd, kind: str, source: str) -> None:
     requests = []
     with flooding(vhpcd, kind, source, NOBODY):
         for turn in range(12):
@@ -314,7 +314,7 @@ def test_a_user_s_flood_delays_nobody_s_root(vhpcd: Vhpcd, kind: str, source: st
     assert "Traceback" not in vhpcd.log
 
 
-def test_what_unknown_peers_send_is_held_within_bounds(vhpcd: Vhpcd) -> None:
+def test_data_of_unknown_peers_is_bounded(vhpcd: Vhpcd) -> None:
     assert vhpcd.process is not None
     statm = Path(f"/proc/{vhpcd.process.pid}/statm")
 

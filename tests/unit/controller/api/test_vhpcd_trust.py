@@ -61,7 +61,7 @@ def vhpcd(stopped: Vhpcd) -> Vhpcd:
 
 @pytest.mark.promise("attack.request")
 @root
-def test_other_users_are_not_heard_and_told_so(vhpcd: Vhpcd) -> None:
+def test_other_users_are_refused_with_a_reason(vhpcd: Vhpcd) -> None:
     with pytest.raises(ChildError, match=f"refuses uid {NOBODY}") as caught:
         as_uid(NOBODY, vhpcd.client.status)
     assert caught.value.args[0] == "UserError"
@@ -69,7 +69,7 @@ def test_other_users_are_not_heard_and_told_so(vhpcd: Vhpcd) -> None:
 
 
 @root
-def test_slurm_s_user_is_heard(vhpcd: Vhpcd) -> None:
+def test_requests_of_slurmuser_are_served(vhpcd: Vhpcd) -> None:
     uid = pwd.getpwnam(SLURM_USER).pw_uid
     client = vhpcd.client
     assert as_uid(uid, lambda: client.open_generation(request(), allocation()).state) == "ready"
@@ -88,7 +88,7 @@ def test_a_request_sent_again_is_refused_also_by_another_munged(vhpcd: Vhpcd, da
 
 
 @pytest.mark.promise("attack.request")
-def test_an_expired_request_is_told_about_the_clocks(vhpcd: Vhpcd) -> None:
+def test_an_expired_request_gets_a_hint_about_clocks(vhpcd: Vhpcd) -> None:
     sealed = vhpcd.munge().encode(
         wire.wrap("request", "c" * 32, wire.Ending(job_id=1, restart=None)), ttl_s=1
     )
@@ -245,25 +245,25 @@ def reply(munge: Munge, credential: bytes, nonce: str | None = None) -> bytes:
     return wire.wrap("answer", nonce or envelope.nonce, wire.Failure(kind="user", what="from the impostor"))
 
 
-def test_an_answer_of_the_right_user_is_believed(daemon: Munged) -> None:
+def test_an_answer_of_the_right_user_is_accepted(daemon: Munged) -> None:
     with pytest.raises(UserError, match="from the impostor"):
         asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential))))
 
 
 @pytest.mark.promise("attack.answer")
-def test_an_answer_to_another_request_is_not_believed(daemon: Munged) -> None:
+def test_an_answer_to_another_request_is_refused(daemon: Munged) -> None:
     with pytest.raises(FabricError, match="another request"):
         asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential, "f" * 32))))
 
 
-def test_our_own_request_sent_back_is_not_believed(daemon: Munged) -> None:
+def test_the_own_request_sent_back_is_refused(daemon: Munged) -> None:
     with pytest.raises(FabricError, match="request where answer"):
         asked(daemon, lambda _, credential: frame_of(credential))
 
 
 @pytest.mark.promise("attack.answer")
 @root
-def test_an_answer_of_another_user_is_not_believed(daemon: Munged) -> None:
+def test_an_answer_of_another_user_is_refused(daemon: Munged) -> None:
     def forge(munge: Munge, credential: bytes) -> bytes:
         answer = reply(munge, credential)
         return frame_of(as_uid(NOBODY, lambda: munge.encode(answer)))
@@ -281,6 +281,6 @@ def test_an_answer_of_another_user_is_not_believed(daemon: Munged) -> None:
         (struct.pack(">I", 100) + b"MUNGE", "does not answer"),
     ],
 )
-def test_garbage_is_not_believed(daemon: Munged, answer: bytes, why: str) -> None:
+def test_garbage_is_refused(daemon: Munged, answer: bytes, why: str) -> None:
     with pytest.raises(FabricError, match=why):
         asked(daemon, lambda *_: answer)

@@ -202,7 +202,7 @@ def test_a_user_cannot_report_for_a_node(vhpcd: Vhpcd) -> None:
 
 
 @pytest.mark.promise("attack.user-view")
-def test_a_user_who_asks_too_often_is_told_so(vhpcd: Vhpcd) -> None:
+def test_a_user_who_asks_too_often_gets_a_reason(vhpcd: Vhpcd) -> None:
     opened(vhpcd, 42)
     client = vhpcd.client
 

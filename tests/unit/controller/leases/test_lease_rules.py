@@ -100,7 +100,7 @@ def test_a_user_reserve_that_is_too_small_is_refused_early() -> None:
 
 
 @pytest.mark.promise("user.image")
-def test_nobody_may_wait_longer_for_a_boot_than_the_site_says() -> None:
+def test_a_boot_may_not_take_longer_than_the_site_allows() -> None:
     gpus = GresAllocation("gpu", "h200", 4, (0, 1, 2, 3))
     site = Config(guests=Guests(boot_timeout_s=100, boot_timeout_max_s=200))
     long = replace(request(), timeout_s=201)

@@ -156,7 +156,9 @@ def test_a_reused_job_id_gets_a_lease(service: Alone) -> None:
     assert opened(service, restart=0).lease.state is LeaseState.READY
 
 
-def test_a_user_s_error_is_a_refused_lease_with_his_line(service: Alone, network: BrokenNetwork) -> None:
+def test_an_error_of_the_user_is_a_refused_lease_with_its_line(
+    service: Alone, network: BrokenNetwork
+) -> None:
     record = service.open(request(), allocation(), UNKNOWN)
     assert record.lease.state is LeaseState.REFUSED
     assert record.lease.refusal == "image nix:latest is unknown: no such name (see: vhpc image ls)"

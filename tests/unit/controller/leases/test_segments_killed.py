@@ -45,7 +45,7 @@ while True:
 
 
 @pytest.mark.promise("net.vni")
-def test_kill_9_at_any_moment_loses_no_vni_and_shares_none(leases_at: Place) -> None:
+def test_kill_9_at_any_time_loses_and_shares_no_vni(leases_at: Place) -> None:
     chance = random.Random(11)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     said = 0

@@ -156,9 +156,7 @@ def test_a_host_without_ssh_keygen_starts_jobs_without_keys(
 
 
 @have_tool
-def test_the_keys_are_pairs_and_nothing_is_left_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_keys_are_pairs_and_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     first, second = ssh_keys.make(), ssh_keys.make()
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +213,7 @@ def test_a_guest_that_cannot_serve_ssh_runs_its_job(number: int) -> None:
     configured(Guest(number), KEYS)
 
 
-def test_without_keys_a_guest_is_asked_nothing() -> None:
+def test_a_guest_without_keys_gets_no_request() -> None:
     guest = Guest()
     configured(guest, None)
     assert guest.asked == []

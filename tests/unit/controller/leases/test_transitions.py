@@ -134,7 +134,7 @@ def test_a_key_without_a_lease_gets_a_tombstone_in_any_state() -> None:
         assert after.key.note == "it has no lease any more"
 
 
-def test_a_tombstone_says_which_node_was_not_clean_first() -> None:
+def test_a_tombstone_names_the_first_unclean_node() -> None:
     after = transition(holding(LeaseState.READY, KeyState.ACTIVE, "not clean"), Ended(), 2.0)
     assert after.key is not None
     assert after.key.note == "n1: VF still bound"

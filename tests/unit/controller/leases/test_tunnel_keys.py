@@ -280,7 +280,7 @@ def test_without_nftables_there_is_no_encrypted_network(monkeypatch: pytest.Monk
         segment.build(lease, plan_of(lease, "n1"), 1450, trusted_underlay=True)
 
 
-def test_the_journal_has_what_the_firewall_needs_and_no_key() -> None:
+def test_the_journal_has_the_firewalls_values_and_no_key() -> None:
     lease = encrypted("n1", "n2")
     found = plan_of(lease, "n1").segment
     assert found is not None

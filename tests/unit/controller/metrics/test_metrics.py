@@ -244,7 +244,7 @@ def test_a_file_in_the_way_of_the_socket_stays(stopped: Vhpcd) -> None:
 
 @pytest.mark.promise("attack.metrics")
 @needs_munged
-def test_idle_connections_block_nobody_for_long(metered: Metered) -> None:
+def test_idle_connections_delay_others_only_briefly(metered: Metered) -> None:
     idle = [socket.socket(socket.AF_UNIX) for _ in range(AT_ONCE + 3)]
     try:
         for one in idle:
@@ -284,7 +284,7 @@ def test_a_node_cannot_make_time_series_without_end() -> None:
 @pytest.mark.parametrize(
     "where", ["9633", "localhost:", "localhost:port", "metrics.sock", "127.0.0.1:123456", "http://x:1/"]
 )
-def test_what_is_no_address_is_refused(tmp_path: Path, where: str) -> None:
+def test_an_invalid_address_of_metrics_is_refused(tmp_path: Path, where: str) -> None:
     file = tmp_path / "vhpc.toml"
     file.write_text(f'[controller]\nmetrics = "{where}"\n')
     with pytest.raises(NodeError, match="metrics"):

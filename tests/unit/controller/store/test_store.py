@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaseStore
     found.close()
 
 
-def test_what_was_put_is_found_whole(store: LeaseStore) -> None:
+def test_stored_leases_are_read_back_whole(store: LeaseStore) -> None:
     first, second = record(nonce=1), record(nonce=2)
     put(store, first, second, record(43))
     assert store.get(first.lease.generation) == first
@@ -105,7 +105,7 @@ def test_timelines_are_replaced_and_paged(store: LeaseStore) -> None:
     assert [line for _, line in store.timelines(0, job_id=2)] == lines[2:]
 
 
-def test_pages_go_on_where_the_last_one_ended(store: LeaseStore) -> None:
+def test_pages_continue_at_the_end_of_the_last_one(store: LeaseStore) -> None:
     put(store, *(record(job) for job in range(1, 8)))
     found, after = [], 0
     while page := store.page(after, limit=3):
@@ -150,7 +150,7 @@ def test_commits_are_synchronous_and_logged_ahead(tmp_path: Path) -> None:
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_a_database_of_a_newer_vhpcd_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_a_newer_vhpcd_is_not_changed(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "db").close()
     db = sqlite3.connect(tmp_path / "db")
     db.execute("PRAGMA user_version = 99")
@@ -159,7 +159,7 @@ def test_a_database_of_a_newer_vhpcd_is_left_alone(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "db")
 
 
-def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_not_changed(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "db")
     db.execute("CREATE TABLE t (x)")
     db.commit()

@@ -116,7 +116,7 @@ def test_a_copy_has_all_rows_and_says_the_same(source: Place, target: Place) -> 
 
 
 @pytest.mark.promise("db.copy")
-def test_a_target_that_has_leases_is_left_alone(source: Place, target: Place) -> None:
+def test_a_target_with_leases_is_not_changed(source: Place, target: Place) -> None:
     old, new = open_at(source), open_at(target)
     filled(old)
     put(new, record(7))
@@ -247,7 +247,7 @@ def test_only_vhpcds_user_copies(tmp_path: Path) -> None:
         migrate(config, "mariadb")
 
 
-def test_a_running_vhpcd_is_left_alone(tmp_path: Path) -> None:
+def test_a_running_vhpcd_is_not_disturbed(tmp_path: Path) -> None:
     from vhpc_slurm.controller.store.choice import only_one
 
     config = Config(controller=Controller(user=ME, database=str(tmp_path / "db")))

@@ -84,7 +84,7 @@ def database(tmp_path: Path) -> Path:
 
 @pytest.mark.promise("db.damaged")
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_database_is_not_opened_and_said_to_be_one(
+def test_a_damaged_database_is_reported_and_not_opened(
     database: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(database)
@@ -124,7 +124,7 @@ def running(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 
 @pytest.mark.promise("db.damaged")
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
-def test_a_fault_in_vhpcd_is_told_to_clients_and_logged_once(running: Vhpcd) -> None:
+def test_a_fault_in_vhpcd_is_answered_and_logged_once(running: Vhpcd) -> None:
     running.client.open_generation(request(1), allocation())
     sql("ALTER TABLE node RENAME TO nobody")(Path(running.config.controller.database))
     for _ in range(5):
@@ -137,7 +137,7 @@ def test_a_fault_in_vhpcd_is_told_to_clients_and_logged_once(running: Vhpcd) -> 
 
 
 @pytest.mark.promise("db.damaged")
-def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "db")
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages + 2}")
@@ -146,7 +146,7 @@ def test_a_full_disk_is_said_to_be_one(tmp_path: Path) -> None:
     assert store.live() == (), "all or nothing"
 
 
-def test_a_database_that_another_holds_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_locked_database_is_reported(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "db")
     store._db.execute("PRAGMA busy_timeout = 50")
     other = sqlite3.connect(tmp_path / "db", isolation_level=None)
@@ -156,7 +156,7 @@ def test_a_database_that_another_holds_is_said_to_be_so(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match=r"unable to open database file .*must belong to vhpcd's user"):
         SqliteStore(tmp_path / "none" / "db")
 
@@ -170,7 +170,7 @@ def test_the_command_that_reads_keys_says_it_too(database: Path) -> None:
         read_snapshot(database)
 
 
-def test_what_nobody_thought_of_is_told_as_it_is() -> None:
+def test_an_unknown_error_is_reported_unchanged() -> None:
     found = explain(sqlite3.ProgrammingError("what?"), "/db")
     assert found.line() == "vhpcd cannot use its database /db: ProgrammingError: what? (see docs/install.md)"
 

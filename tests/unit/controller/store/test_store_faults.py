@@ -80,9 +80,7 @@ def test_a_cut_connection_makes_each_change_exactly_once(
     store.close()
 
 
-def test_a_commit_that_cannot_be_looked_up_is_said_to_be_so(
-    mariadb_settings: Database, mariadb_proxy: Proxy
-) -> None:
+def test_a_commit_with_unknown_result_is_reported(mariadb_settings: Database, mariadb_proxy: Proxy) -> None:
     store = open_through(mariadb_proxy, mariadb_settings)
     writer = Writer(store)
 
@@ -102,9 +100,7 @@ def test_a_commit_that_cannot_be_looked_up_is_said_to_be_so(
     store.close()
 
 
-def test_a_server_that_is_away_is_said_to_be_so_in_time(
-    mariadb_settings: Database, mariadb_proxy: Proxy
-) -> None:
+def test_an_unreachable_server_is_reported_in_time(mariadb_settings: Database, mariadb_proxy: Proxy) -> None:
     store = open_through(mariadb_proxy, mariadb_settings)
     writer = Writer(store)
     mariadb_proxy.refuses = True
@@ -123,7 +119,7 @@ def test_a_server_that_is_away_is_said_to_be_so_in_time(
     store.close()
 
 
-def test_a_server_that_says_nothing_is_given_up(mariadb_settings: Database, mariadb_proxy: Proxy) -> None:
+def test_a_silent_server_is_given_up(mariadb_settings: Database, mariadb_proxy: Proxy) -> None:
     store = open_through(mariadb_proxy, mariadb_settings)
     writer = Writer(store)
     silence = threading.Event()
@@ -189,7 +185,7 @@ def test_a_deadlock_is_tried_again_and_nothing_is_done_twice(mariadb_settings: D
     store.close()
 
 
-def test_a_lock_that_is_not_released_is_said_to_be_so(mariadb_settings: Database) -> None:
+def test_a_lock_that_is_not_released_is_reported(mariadb_settings: Database) -> None:
     store = MariaStore(mariadb_settings, ME)
     writer = Writer(store)
     other = shared().root(mariadb_settings.name)
@@ -295,7 +291,7 @@ def add_alone(store: MariaStore, job: int) -> None:
 
 
 @pytest.mark.promise("ha.replaced")
-def test_a_vhpcd_of_another_host_that_runs_is_left_alone(mariadb_settings: Database) -> None:
+def test_a_running_vhpcd_of_another_host_is_not_replaced(mariadb_settings: Database) -> None:
     first = MariaStore(mariadb_settings, ME, "first:7")
     with pytest.raises(FabricError, match=r"another vhpcd uses the database: first:7 wrote to it \d s ago"):
         MariaStore(mariadb_settings, ME, "second:7")

@@ -44,7 +44,7 @@ def test_a_server_that_may_lose_leases_is_refused(
     MariaStore(mariadb_settings, ME).close()
 
 
-def test_tables_of_others_and_of_newer_versions_are_left_alone(mariadb_settings: Database) -> None:
+def test_tables_of_others_and_newer_versions_are_not_changed(mariadb_settings: Database) -> None:
     shared().query("CREATE TABLE job_table (n INT)", mariadb_settings.name)
     with pytest.raises(FabricError, match="it has tables of another program"):
         MariaStore(mariadb_settings, ME)
@@ -76,7 +76,7 @@ def test_tables_that_a_killed_vhpcd_has_begun_are_completed(
     store.close()
 
 
-def test_a_missing_database_or_right_is_said_to_be_so(mariadb_settings: Database) -> None:
+def test_a_missing_database_or_right_is_reported(mariadb_settings: Database) -> None:
     with pytest.raises(FabricError, match=r"Unknown database.*see 'Leases in MariaDB'"):
         MariaStore(msgspec.structs.replace(mariadb_settings, name="nowhere"), ME)
     with pytest.raises(FabricError, match=r"Access denied.*grant its user all rights"):

@@ -50,7 +50,7 @@ def descriptors(vhpcd: Vhpcd) -> int:
 
 @pytest.mark.promise("fabric.audit", "attack.auditor")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_is_no_file_hides_no_open_port_and_is_put_right(
+def test_a_special_file_hides_no_open_port_and_is_replaced(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, kind: Callable[[Path], None]
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db")
@@ -68,7 +68,7 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
 
 @pytest.mark.promise("fabric.audit")
 @pytest.mark.parametrize("kind", [folder, link_to_nothing, pipe, named_socket], ids=lambda k: k.__name__)
-def test_a_log_that_is_none_hides_no_open_port(
+def test_an_unreadable_log_hides_no_open_port(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, kind: Callable[[Path], None]
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db")
@@ -96,7 +96,7 @@ def test_a_log_that_is_none_hides_no_open_port(
 
 
 @pytest.mark.promise("fabric.audit")
-def test_no_descriptor_is_lost_by_audits_of_what_is_no_file(
+def test_audits_of_special_files_leak_no_descriptor(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=0.05) as vhpcd:

@@ -58,7 +58,7 @@ def test_the_host_part_is_read() -> None:
     assert found.cells[0].pages == ((4, 2097152), (2048, 512))
 
 
-def test_what_agrees_is_not_mentioned() -> None:
+def test_equal_values_are_not_reported() -> None:
     assert differences(HOST, parse(XML)) == ()
 
 
@@ -72,12 +72,12 @@ def test_what_agrees_is_not_mentioned() -> None:
         (">512</pages>", ">256</pages>", "256 pages of 2048 KiB in cell 0, the kernel 512"),
     ],
 )
-def test_what_differs_is_said(old: str, new: str, says: str) -> None:
+def test_differences_are_reported(old: str, new: str, says: str) -> None:
     lines = differences(HOST, parse(XML.replace(old, new)))
     assert any(says in line for line in lines), lines
 
 
-def test_a_cpu_that_went_offline_after_libvirt_started_is_said() -> None:
+def test_a_cpu_offline_since_the_start_of_libvirt_is_reported() -> None:
     cells = (replace(HOST.cells[0], cpus=(0,)), HOST.cells[1])
     cpus = tuple(replace(cpu, online=cpu.os_cpu != 4) for cpu in HOST.cpus)
     lines = differences(replace(HOST, cells=cells, cpus=cpus), parse(XML))
@@ -85,7 +85,7 @@ def test_a_cpu_that_went_offline_after_libvirt_started_is_said() -> None:
 
 
 @pytest.mark.skipif(shutil.which("virsh") is None, reason="libvirt-clients is not installed: make deps")
-def test_what_a_real_libvirt_prints_is_read() -> None:
+def test_output_of_a_real_libvirt_is_read() -> None:
     """libvirt's test driver has two cells of eight CPUs (src/test/test_driver.c)."""
     virsh = ["virsh", "-c", "test:///default", "capabilities"]
     done = subprocess.run(virsh, capture_output=True, text=True, check=True, timeout=60)
@@ -99,6 +99,6 @@ def test_what_a_real_libvirt_prints_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "<capabilities/>", "<a", "<capabilities><host><topology><cells><cell/>"]
 )
-def test_what_is_no_capabilities_document_is_the_nodes_fault(text: str) -> None:
+def test_an_invalid_document_is_the_nodes_fault(text: str) -> None:
     with pytest.raises(NodeError, match="capabilities"):
         parse(text)

@@ -114,7 +114,7 @@ def test_an_identity_of_many_frames_arrives_whole(guest: Guest) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
-def test_a_refusal_says_why_and_the_channel_goes_on(guest: Guest) -> None:
+def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> None:
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(ChannelRefusedError, match="cannot be mounted on") as caught:
             channel.mount("t", "/etc")
@@ -129,7 +129,7 @@ def test_a_refusal_says_why_and_the_channel_goes_on(guest: Guest) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
-def test_poweroff_ends_the_guest_and_its_end_is_heard(guest: Guest) -> None:
+def test_poweroff_ends_the_guest_and_its_end_is_noticed(guest: Guest) -> None:
     run = guest.popen(*UP)
     assert run.stdout is not None
     assert run.stdout.readline() == b"up\n"
@@ -177,7 +177,7 @@ def test_a_guest_that_refuses_to_power_off_is_not_waited_for(late_guest: Guest) 
             channel.wait_end(WAIT_S)
 
 
-def test_a_guest_that_boots_is_waited_for_only_by_who_wants_to(late_guest: Guest) -> None:
+def test_a_caller_need_not_wait_for_a_booting_guest(late_guest: Guest) -> None:
     with GuestChannel.connect(late_guest.socket, WAIT_S) as channel:
         with pytest.raises(ChannelSilentError, match="booting"):
             channel.hello(WAIT_S, wait_for_boot=False)

@@ -39,7 +39,7 @@ def hand_over(log: Path, *targets: Path) -> list[str]:
 
 
 @needs_root
-def test_consoles_that_nobody_reads_share_one_deadline(
+def test_consoles_without_a_reader_share_one_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "COPY_TIMEOUT_S", 3.0)

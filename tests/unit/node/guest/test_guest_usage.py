@@ -107,7 +107,7 @@ def test_a_program_that_was_killed_counts(guest: Guest) -> None:
 
 @root
 @CGROUP2
-def test_a_teardown_keeps_what_the_guests_have_used(guest: Guest) -> None:
+def test_a_teardown_keeps_the_usage_of_the_guests(guest: Guest) -> None:
     paths = Paths(state=str(guest.folder / "state"), run=str(guest.folder / "run"))
     layout, generation = Layout(Config(paths=paths)), Generation(7, 0, "0123abcd")
     for index in range(2):
@@ -126,7 +126,7 @@ def test_a_teardown_keeps_what_the_guests_have_used(guest: Guest) -> None:
 
 
 @root
-def test_what_the_kernel_does_not_measure_is_absent(guest: Guest) -> None:
+def test_figures_that_the_kernel_lacks_are_absent(guest: Guest) -> None:
     """The sandbox of the tests has no controllers in cgroup v2, or those of the machine."""
     guest.run("true", SLURM_STEP_ID="0")
     (step,) = asked(guest).steps

@@ -184,7 +184,7 @@ def test_one_message_has_all_running_jobs_of_the_node(layout: Layout, guest: Gue
     run.communicate(timeout=WAIT_S)
 
 
-def test_jobs_that_boot_or_end_are_left_alone(layout: Layout) -> None:
+def test_jobs_that_boot_or_end_are_not_asked(layout: Layout) -> None:
     client = Client(layout.config)
     sofar.report(layout, client, "n1")
     held(layout, FIRST)

@@ -41,7 +41,7 @@ def end(reason: str) -> str:
         ("", None),
     ],
 )
-def test_a_crash_is_told_from_other_ends(tmp_path: Path, text: str, words: str | None) -> None:
+def test_a_crash_is_distinguished_from_other_ends(tmp_path: Path, text: str, words: str | None) -> None:
     (tmp_path / "vhpc-71.log").write_text(text)
     assert qemulog.crash("vhpc-71", str(tmp_path)) == words
 

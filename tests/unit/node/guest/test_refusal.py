@@ -118,7 +118,7 @@ def vcpus(domain: ET.Element) -> int:
         f"{STAMP}qemu-system-x86_64: Error while loading elf kernel",
     ],
 )
-def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
+def test_a_refusal_of_this_job_alone_fails_the_job(words: str) -> None:
     libvirt = Libvirt(lambda domain: words if vcpus(domain) > 1 else "")
     with pytest.raises(refusal.RefusedGuestError) as caught:
         started(libvirt)
@@ -169,7 +169,7 @@ def test_a_qemu_without_required_features_is_a_node_error() -> None:
         "unsupported configuration: VFIO PCI device assignment is not supported by the host",
     ],
 )
-def test_what_the_node_lacks_costs_no_second_start(words: str) -> None:
+def test_a_fault_of_the_node_costs_no_second_start(words: str) -> None:
     libvirt = Libvirt(lambda domain: words if vcpus(domain) > 1 else "")
     with pytest.raises(NodeError, match="cannot start the guest"):
         started(libvirt)
@@ -261,7 +261,7 @@ def test_a_disk_or_site_interface_that_is_refused_fails_the_job(asked: DomainSpe
         started(Libvirt(lambda domain: "" if domain.find(part) is None else "internal error: odd"), asked)
 
 
-def test_the_small_guest_has_nothing_of_what_the_job_asked_for() -> None:
+def test_the_probe_guest_has_no_option_of_the_job() -> None:
     libvirt = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
     with pytest.raises(refusal.RefusedGuestError):
         started(libvirt)

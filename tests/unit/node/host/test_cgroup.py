@@ -222,7 +222,7 @@ def test_held_memory_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     its.close()
 
 
-def test_a_node_without_control_groups_is_told() -> None:
+def test_missing_control_groups_are_reported() -> None:
     with pytest.raises(NodeError, match="no control groups"):
         Cgroup(GENERATION, [], systemd=False).create(LIMITS)
 

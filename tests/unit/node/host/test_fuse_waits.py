@@ -62,7 +62,7 @@ def test_a_process_that_waits_for_its_users_fuse_can_be_ended(top: Path) -> None
 
 
 @pytest.mark.promise("attack.fuse-wait")
-def test_a_fuse_of_another_user_or_of_root_is_left_alone(top: Path) -> None:
+def test_fuse_mounts_of_other_users_and_root_are_not_aborted(top: Path) -> None:
     for name, owner in (("bobs", BOB), ("sites", 0)):
         with silent_fuse(top / name, owner) as server:
             child = reader(top / name / "file", ALICE)

@@ -110,13 +110,13 @@ def test_vendor_and_hugepages_come_from_the_tree(trees: Trees) -> None:
     assert [size for size, _, _ in host.cells[0].hugepages] == [2048, 1048576]
 
 
-def test_an_invariant_tsc_is_what_the_kernel_calls_nonstop(trees: Trees) -> None:
+def test_an_invariant_tsc_is_the_kernels_nonstop_tsc(trees: Trees) -> None:
     # a Xeon Silver 4108, whose flags have nonstop_tsc, and one twelve years older, whose flags have not
     assert read(trees("32intel64-2p8co2t+8ve")).invariant_tsc
     assert not read(trees("16em64t-4s2c2t-offlines")).invariant_tsc
 
 
-def test_free_hugepages_are_read_beside_the_total(tmp_path: Path) -> None:
+def test_free_and_total_hugepages_are_read(tmp_path: Path) -> None:
     tree = unpack("32intel64-2p8co2t+8ve", tmp_path)
     pool = tree / "sys/devices/system/node/node1/hugepages/hugepages-2048kB"
     for name, pages in (("nr_hugepages", 512), ("free_hugepages", 500)):
@@ -179,7 +179,7 @@ def test_each_cell_has_its_own_memory_without_possible_cells(tmp_path: Path, nam
         assert abs(cell.memory_mib - int(size) * step) <= step
 
 
-def test_a_tree_that_is_none_is_the_nodes_fault(tmp_path: Path) -> None:
+def test_an_invalid_tree_is_the_nodes_fault(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 1024 kB\n")

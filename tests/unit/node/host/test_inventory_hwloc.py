@@ -78,7 +78,7 @@ def test_huge_page_pools_match_hwloc(
         assert {size: total for size, total, _ in cell.hugepages if size > 64} == theirs[cell.cell]
 
 
-def test_memory_of_gpus_is_told_from_memory_of_the_host(tmp_path: Path) -> None:
+def test_gpu_memory_is_distinguished_from_host_memory(tmp_path: Path) -> None:
     """hwloc leaves the cells of NVIDIA's GPUs out; other cells without CPUs are the host's, as of CXL."""
     tree = gpu_node(tmp_path, cores=4, gpus=1)
     for_gpu, for_host = tree.memory_cell(97280), tree.memory_cell(131072)

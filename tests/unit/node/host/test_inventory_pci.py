@@ -178,7 +178,7 @@ def test_interfaces_of_virtio_devices_are_named(tmp_path: Path) -> None:
     assert found["0000:00:04.0"].names == ()
 
 
-def test_what_a_kernel_does_not_say_is_unknown_and_no_error(tmp_path: Path) -> None:
+def test_values_missing_in_sysfs_are_unknown_and_no_error(tmp_path: Path) -> None:
     found = bare(tmp_path)
     assert (found.cell, found.cpus, found.driver, found.iommu_group) == (-1, (), "", None)
     assert (found.reset_methods, found.link, found.bars, found.physfn) == (None, None, (), "")
@@ -249,14 +249,14 @@ def test_a_host_without_pci_has_no_functions(tmp_path: Path) -> None:
     assert read(tmp_path).pci == ()
 
 
-def test_the_width_of_physical_addresses_is_the_cpus_word(tmp_path: Path) -> None:
+def test_the_width_of_physical_addresses_is_that_of_cpuinfo(tmp_path: Path) -> None:
     MachineTree(tmp_path)
     assert read(tmp_path).address_bits == 46
     (tmp_path / "proc/cpuinfo").write_text("processor : 0\n")
     assert read(tmp_path).address_bits == 0
 
 
-def test_a_mask_that_is_none_is_named_with_its_file(tmp_path: Path) -> None:
+def test_an_invalid_mask_is_reported_with_its_file(tmp_path: Path) -> None:
     tree = MachineTree(tmp_path)
     tree.write("devices/system/cpu/cpu0/topology/core_cpus", "not a mask")
     with pytest.raises(NodeError, match="core_cpus"):

@@ -67,7 +67,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert not process.alive(ref)
 
 
-def test_a_zombie_that_nobody_reaps_is_dead() -> None:
+def test_a_zombie_that_is_not_reaped_counts_as_dead() -> None:
     """Its tracer may keep a thread from being reaped at all; that costs only a number."""
     child = subprocess.Popen(["true"])
     while f"/proc/{child.pid}/stat" and Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
@@ -77,7 +77,7 @@ def test_a_zombie_that_nobody_reaps_is_dead() -> None:
     child.wait()
 
 
-def test_a_stopped_process_is_told_from_a_running_one() -> None:
+def test_a_stopped_process_is_distinguished_from_a_running_one() -> None:
     child = subprocess.Popen(["sleep", "30"])
     ref = process.ProcessRef(child.pid, process.start_time(child.pid) or 0)
     try:
@@ -150,7 +150,7 @@ def test_a_number_that_is_a_threads_now_is_not_ended() -> None:
 @pytest.mark.parametrize(
     ("script", "number"), [("kill -9 $$", 9), ("kill -SEGV $$", 11), ("exit 3", 0), ("exit 0", 0)]
 )
-def test_what_a_signal_ended_is_told_from_what_ended_by_itself(script: str, number: int) -> None:
+def test_ends_by_signals_are_distinguished_from_exits(script: str, number: int) -> None:
     with subprocess.Popen(["sh", "-c", f"read -r _; {script}"], stdin=subprocess.PIPE) as child:
         ref = process.ProcessRef(child.pid, process.start_time(child.pid) or 0)
         assert process.killed_by(ref) == 0

@@ -55,7 +55,7 @@ RULES = nat.Rules(
         ("job,nat", True, True),
     ],
 )
-def test_the_lease_has_what_the_job_asked_for(
+def test_the_lease_has_the_networks_of_the_request(
     tmp_path: Path, asked: str | None, has_segment: bool, has_nat: bool
 ) -> None:
     lease = Site(tmp_path / "db", BOTH).open(1, "n1", network=asked)
@@ -355,7 +355,7 @@ def test_a_passt_that_ends_or_does_not_listen_is_an_error(folder: Path) -> None:
     os.waitpid(pid, 0)
 
 
-def test_the_guest_is_told_its_addresses() -> None:
+def test_the_guest_gets_its_addresses() -> None:
     found = nat.interface(Network(nat_ipv4="10.9.8.0/29"))
     assert (found.ipv4, found.gateway) == ("10.9.8.2/29", "10.9.8.1")
     words = nat.command(Network(), found, Path("/run/x"))

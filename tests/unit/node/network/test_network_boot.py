@@ -202,7 +202,7 @@ def test_a_damaged_journal_does_not_stop_other_checks(rig: BootRig, monkeypatch:
     assert [name for name, _ in segment.found()] == ["vhpc5001g0"], "it may be that journal's"
 
 
-def test_what_a_hook_is_working_on_is_left_to_it(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_of_a_running_hook_are_not_changed(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, Agent())
     run(rig)
     tools.run("nft", "flush", "ruleset")
@@ -212,7 +212,7 @@ def test_what_a_hook_is_working_on_is_left_to_it(rig: BootRig, monkeypatch: pyte
     assert len(list(network_findings(rig.work.layout))) == 2
 
 
-def test_what_no_journal_has_is_removed(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_without_a_journal_are_removed(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, Agent())
     run(rig)
     node_layout = rig.work.layout
@@ -241,7 +241,7 @@ def test_an_interface_without_an_alias_is_known_by_its_vni(
     assert nothing_left()
 
 
-def test_foreign_interfaces_are_left_alone_whatever_their_names(layout: Layout, node: Host) -> None:
+def test_foreign_interfaces_of_any_name_are_not_removed(layout: Layout, node: Host) -> None:
     tools.run("ip", "tuntap", "add", "dev", "vhpc7g0", "mode", "tap")
     tools.run("ip", "link", "set", "dev", "vhpc7g0", "alias", "of another program")
     tools.run("nft", "add", "table", "inet", "vhpc_other")

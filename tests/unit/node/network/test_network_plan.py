@@ -78,7 +78,7 @@ def test_nodes_with_addresses_of_both_kinds_are_refused() -> None:
         plan.peers(lease, "n1")
 
 
-def test_a_job_without_a_segment_has_nothing_of_this() -> None:
+def test_a_job_without_a_segment_has_no_network() -> None:
     lease = lease_of(1, 5000, "n1")
     force_setattr(lease, "segment", None)
     assert plan.names(lease) == ()
@@ -106,13 +106,13 @@ def test_the_filter_of_an_ipv6_underlay_is_in_ipv6() -> None:
     assert "meta nfproto ipv4" in text
 
 
-def test_no_word_of_a_batch_can_be_more_than_a_word() -> None:
+def test_invalid_words_of_a_batch_are_refused() -> None:
     for word in ("a b", "a\n", "", "$(x)", "a;b"):
         with pytest.raises(ValueError, match="not a command for a batch"):
             tools.batch("ip", [("link", "show", word)])
 
 
-def test_a_batch_that_fails_says_which_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_batch_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NodeError, match=r"ip failed: link show dev absent0.*absent0"):
         tools.batch("ip", [("link", "show", "dev", "lo"), ("link", "show", "dev", "absent0")])
     monkeypatch.setattr(tools, "WHERE", "/nowhere")

@@ -52,7 +52,7 @@ def test_a_release_leaves_nothing_and_can_be_repeated(n1: Host) -> None:
 
 
 @pytest.mark.promise("net.killed")
-def test_whatever_step_fails_the_release_leaves_nothing(n1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_release_leaves_nothing_after_any_failed_step(n1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = lease_of(1, VNI, "n1", "n2")
     real, calls = tools.run, 0
 
@@ -110,7 +110,7 @@ def test_a_job_of_a_thousand_nodes_takes_no_more_processes(n1: Host, monkeypatch
     assert counts[0] == counts[1]
 
 
-def test_a_vni_still_in_use_here_is_refused_and_left_alone(n1: Host) -> None:
+def test_a_vni_in_use_on_the_node_is_refused_and_not_changed(n1: Host) -> None:
     old, new = lease_of(1, VNI, "n1"), lease_of(2, VNI, "n1")
     build(n1, old)
     with pytest.raises(FabricError, match=r"VNI 5000 is still in use on n1: interfaces of 1\.0\.00000001"):
@@ -143,7 +143,7 @@ def test_without_nftables_only_a_trusted_underlay_has_networks(
     assert len(left(n1)["1.0.00000001"]) == 3
 
 
-def test_the_mtu_is_what_the_underlay_leaves(n1: Host) -> None:
+def test_the_mtu_is_the_rest_of_the_underlays_mtu(n1: Host) -> None:
     def mtu(lease: Lease) -> int:
         found = plan_of(lease, "n1").segment
         assert found is not None

@@ -110,7 +110,7 @@ def test_an_unencrypted_segment_shows_frames_to_the_same_capture(n1: Host, n2: H
         two.close()
 
 
-def test_the_underlays_mtu_leaves_what_the_manual_says(n1: Host) -> None:
+def test_the_mtu_in_a_tunnel_is_that_of_the_manual(n1: Host) -> None:
     for version, room in MTU.items():
         lease = encrypted("n1", tunnel_keys.make(2), version)
         found = plan_of(lease, "n1").segment
@@ -360,7 +360,7 @@ def test_a_lost_firewall_is_made_again_from_the_journal(n1: Host, tmp_path: Path
         )
 
 
-def test_doctors_trial_leaves_nothing(n1: Host) -> None:
+def test_a_trial_by_doctor_leaves_nothing(n1: Host) -> None:
     with inside(n1.namespace):
         probe.run("wireguard")
     assert left(n1) == []

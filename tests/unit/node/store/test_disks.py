@@ -72,7 +72,7 @@ def test_a_disk_is_an_empty_ext4_whose_space_is_reserved(layout: Layout) -> None
 
 
 @pytest.mark.promise("disk.size")
-def test_a_disk_that_a_killed_prolog_left_is_made_anew(layout: Layout) -> None:
+def test_a_disk_of_a_killed_prolog_is_made_again(layout: Layout) -> None:
     layout.disks.mkdir(mode=0o711)
     file = disks.path(layout, JOB, 0)
     file.write_bytes(b"secret" * 100_000)
@@ -167,7 +167,7 @@ def test_a_program_that_is_missing_is_named(layout: Layout, monkeypatch: pytest.
     assert finding.what.startswith("/nonexistent/mkfs.ext4 not found: jobs with --vhpc-disk fail here")
 
 
-def test_doctor_tells_what_disks_a_node_can_have(small: Layout) -> None:
+def test_doctor_shows_the_disks_that_a_node_can_have(small: Layout) -> None:
     def levels(layout: Layout, *, root: bool = True) -> list[Level]:
         return [finding.level for finding in doctor.check(layout.config, root=root)]
 

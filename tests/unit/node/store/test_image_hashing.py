@@ -67,7 +67,7 @@ def test_bytes_of_the_catalogue_are_hashed_once(
 
 
 @pytest.mark.promise("image.hash")
-def test_wrong_bytes_of_the_catalogue_are_kept_by_nobody(tmp_path: Path) -> None:
+def test_wrong_bytes_of_the_catalogue_are_not_kept(tmp_path: Path) -> None:
     """The first node learns of them from the digest of the whole, the node that asks it from the chunk."""
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, SIZE, CHUNK)

@@ -212,7 +212,7 @@ def test_no_other_image_and_no_other_job_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("attack.peer-port")
-def test_connections_that_say_nothing_or_nonsense_are_closed(tmp_path: Path) -> None:
+def test_silent_and_invalid_connections_are_closed(tmp_path: Path) -> None:
     with lease(tmp_path, 2, limits=Limits(request_s=0.3, any_port=True)) as job:
         image = publish(job.catalog, SIZE, CHUNK)
         job.serve([0], image)
@@ -244,7 +244,7 @@ def test_a_port_that_every_user_can_have_is_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("image.resume")
-def test_a_killed_copy_goes_on_from_its_verified_chunks(tmp_path: Path) -> None:
+def test_a_killed_copy_continues_from_its_verified_chunks(tmp_path: Path) -> None:
     with lease(tmp_path, 1) as job:
         image = publish(job.catalog, 64 * CHUNK, CHUNK)
         code = (
@@ -270,7 +270,7 @@ def test_a_killed_copy_goes_on_from_its_verified_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.promise("image.resume")
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_torn_copy_is_repaired_whatever_a_crash_left(tmp_path: Path, listed: bool) -> None:
+def test_a_torn_copy_is_repaired_after_any_crash(tmp_path: Path, listed: bool) -> None:
     with lease(tmp_path, 1) as job:
         image = publish(job.catalog, SIZE, CHUNK, listed=listed)
         root = image.manifest.root

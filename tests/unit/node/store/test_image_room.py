@@ -213,7 +213,7 @@ def test_pins_that_come_and_go_meanwhile_hide_no_others(layout: Layout) -> None:
     assert not errors
 
 
-def test_reserved_space_does_not_change_what_a_file_says(tmp_path: Path) -> None:
+def test_reserved_space_does_not_change_a_files_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         if not files.reserve(file.fileno(), 5 * MIB):

@@ -102,7 +102,7 @@ def test_an_image_too_large_for_any_store_is_refused_unread(layout: Layout) -> N
 
 @pytest.mark.promise("attack.blob")
 @needs_root
-def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
+def test_a_full_store_removes_images_that_no_job_uses(layout: Layout) -> None:
     """On a real file system of 100 MiB."""
     store = Path(layout.config.images.store)
     store.mkdir()
@@ -148,9 +148,7 @@ def test_a_failed_or_killed_copy_leaves_no_obstacle(layout: Layout, monkeypatch:
     assert stage(layout, image).kernel.exists()
 
 
-def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_can_be_cancelled_and_has_a_deadline(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blob_copy, "CHUNK", 1000)
     monkeypatch.setattr(part, "PLAIN", 1000)
     monkeypatch.setattr(images, "CHECK_S", 0.0)
@@ -172,7 +170,7 @@ def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
     assert not kept.exists()
 
 
-def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:
+def test_pins_come_and_go_and_name_their_images(layout: Layout) -> None:
     image = publish(layout)
     stage(layout, image)
     assert len(pins.unused(layout)) == 3

@@ -103,7 +103,7 @@ def test_a_private_image_is_read_with_its_owners_rights(top: Path, layout: Layou
 
 
 @pytest.mark.promise("attack.private-image")
-def test_nobody_gets_anothers_image_by_its_digests(top: Path, layout: Layout) -> None:
+def test_no_user_gets_anothers_image_by_its_digests(top: Path, layout: Layout) -> None:
     publish(top, ALICE)
     stage(layout, ALICE)
     with pytest.raises(UserError, match="kernel cannot be read: No such file or directory"):

@@ -33,7 +33,7 @@ def test_releases_come_newest_first(tmp_path: Path) -> None:
     assert keys(journal) == ["c", "a"]
 
 
-def test_a_new_process_sees_what_is_held_with_its_updates(tmp_path: Path) -> None:
+def test_a_new_process_sees_held_resources_with_updates(tmp_path: Path) -> None:
     journal = Journal(tmp_path, GENERATION)
     journal.acquire("process", "p", role="shim")
     journal.update("p", pid=7, started=9)
@@ -94,7 +94,7 @@ def test_a_symlink_in_place_of_the_journal_is_not_followed(tmp_path: Path) -> No
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_what_was_announced_survives_sigkill(tmp_path: Path) -> None:
+def test_announced_resources_survive_sigkill(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path

@@ -63,7 +63,7 @@ def image_of(layout: Layout, size: int) -> ImageIdentity:
 @pytest.mark.promise("store.reflink")
 @needs_root
 @needs_btrfs
-def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: Layout) -> None:
+def test_a_store_shares_blocks_with_a_catalogue_on_its_disk(btrfs: Path, layout: Layout) -> None:
     layout = on(btrfs, layout)
     image = image_of(layout, 40 * MIB)
     before = used(btrfs)
