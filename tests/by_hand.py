@@ -15,7 +15,7 @@ KILLED = 128 + 9
 
 
 class Said(Protocol):
-    """What a command on a node said."""
+    """The output of a command on a node."""
 
     @property
     def code(self) -> int: ...

@@ -88,7 +88,7 @@ class Driven:
         self._ask("Input.dispatchKeyEvent", type="keyUp", **more)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives in the page."""
+        """The value of a JavaScript expression in the page."""
         return self._ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def until(self, expression: str) -> None:

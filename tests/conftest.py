@@ -4,9 +4,9 @@
 With ``pytest -n N --dist loadgroup`` (pytest-xdist; `make unit`) the tests of
 a file stay on one worker, since they share fixtures such as a subnet manager.
 Each worker has a network of its own, with nothing but a loopback interface, so
-that fixed addresses and ports below 1024 are its own.  What else exists once on
-a machine is a group of the mark ``xdist_group``, such as the one of control
-groups.
+that fixed addresses and ports below 1024 are its own.  Other resources that
+exist once on a machine have a group of the mark ``xdist_group``, such as
+control groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pace import examples, limit
 SLOW: dict[str, str] = tomllib.loads((Path(__file__).parent / "slow.toml").read_text())
 """Files, tests and cases of tests (`lab/test_x.py::test_y[case]`), each with the reason."""
 LIMIT_S = 300
-"""What hangs is ended: seconds for a test."""
+"""Seconds for a test, so that a test that hangs ends."""
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "python")
 _CLONE_NEWNET = 0x40000000  # os.unshare comes with Python 3.12
 # Background shells ignore it, and programs that tests interrupt would ignore it, too.

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """What a browser would find in a document."""
+    """The elements that a browser would find in a document."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

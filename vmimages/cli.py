@@ -203,7 +203,7 @@ def _recipe(options: Options) -> Recipe:
 
 
 def _manifest(recipe: Recipe, made: Base, agent_version: str, given: dict[str, str]) -> dict[str, Any]:
-    """The manifest without its blobs; docs/image-format.md explains the keys, all of which must be there.
+    """The manifest without its blobs; docs/image-format.md explains the keys; all must be there.
 
     ``given`` are labels of the command line.
     """

@@ -74,7 +74,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], log: Path, relay: re.Patter
     Args:
         argv: the command.
         env: its whole environment.
-        log: file to which stdout and stderr are appended.
+        log: file that gets stdout and stderr appended.
         relay: for each line that matches, the first group is reported as progress.
 
     Raises:

@@ -70,7 +70,7 @@ def choose(suite: str, archive: str = "", security: str = "", etc: Path = ETC) -
         etc: APT's configuration folder.
 
     Raises:
-        BuildError: a mirror is neither given nor configured, or APT cannot read its configuration.
+        BuildError: no mirror is given or configured, or APT cannot read its configuration.
     """
     rolling = suite in _ROLLING
     if archive and (security or rolling):

@@ -42,7 +42,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Published:
-    """The digest to which a name points; ``changed``: whether this call changed it."""
+    """The digest that a name points to; ``changed``: whether this call changed it."""
 
     digest: str
     changed: bool
@@ -101,7 +101,7 @@ def _undated(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
-    """Digest and manifest to which the name points; None if they are missing or damaged."""
+    """Digest and manifest that the name points to; None if they are missing or damaged."""
     try:
         digest = name.read_text().strip()
         raw = (catalog / "manifests/sha256" / (digest.removeprefix("sha256:") + ".json")).read_bytes()

@@ -3,7 +3,7 @@
 """Fuzz vhpcd: what an unknown peer's bytes and an authorised peer's requests can do to it.
 
 An input is lines.  ``K`` as the first: there is a fabric, and leases have keys.
-``R`` and bytes: a connection of a peer that nobody has vouched for yet.  ``P``
+``R`` and bytes: a connection of a peer that is not authenticated yet.  ``P``
 and bytes: the content of root's credential, whole.  Any other line: the body of
 a request of root's, put into a proper envelope, so that a sequence of requests
 can make its way through the life of a lease; ``@`` in it is the generation of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python fuzz targets share.  A target is a module with ``one_input(data)``.
+"""Shared code of the Python fuzz targets.  A target is a module with ``one_input(data)``.
 
 Run as a program a target is a libFuzzer (by atheris, which instruments the
 bytecode of vhpc_slurm); imported, as the unit tests do with every committed

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a guest can have vhpc-run prepare for its host calls. */
+/* Files that a guest can have vhpc-run prepare for its host calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -100,7 +100,7 @@ static int connect_routed(int fd, const struct sockaddr_in6 *a, socklen_t len)
     return rc;
 }
 
-/* What both ends of a connection to this address of the machine have; NULL: no keepalive. */
+/* Keepalive of both ends of a connection to this address of the machine; NULL: none. */
 static const struct keepalive *kept(const char *text, uint16_t port)
 {
     static struct keepalive found;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* promise: mpi.refuse */
-/* What a program asks of Slurm's PMI server, in pieces of every size. */
+/* Requests of a program to Slurm's PMI server, in pieces of every size. */
 #include <string.h>
 
 #include "check.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* promise: mpi.refuse */
 /*
- * What a program asks of Slurm's PMIx server, in pieces of every size. Headers and numbers are
+ * Requests of a program to Slurm's PMIx server, in pieces of every size. Headers and numbers are
  * those of OpenPMIx 3.2 to 6.1 (src/mca/ptl/ptl_types.h, src/include/pmix_globals.h).
  */
 #include <arpa/inet.h>
@@ -10,7 +10,7 @@
 #include "check.h"
 #include "pmixwatch.h"
 
-/* What a client has said so far. */
+/* Bytes that a client has sent so far. */
 struct said {
     uint8_t bytes[8192];
     size_t len;
@@ -46,7 +46,7 @@ static void request(struct said *s, const void *content, size_t len)
     add(s, content, len);
 }
 
-/* What a request begins with, as libraries write it; the last byte is the number of the command. */
+/* The begin of a request, as libraries write it; the last byte is the number of the command. */
 #define BEGINS(command)                                                                            \
     {"\x02" command, 2}, {"\0\0\0\x01" command, 5}, {"\x09\x02\x22" command, 4},                   \
     {                                                                                              \
@@ -110,7 +110,8 @@ static void a_spawn_is_found(void **state)
 }
 
 /*
- * What Open MPI 4.1.4 with PMIx 4.2.2 sent (seen): init, a commit of 200 bytes, a fence, a spawn.
+ * Bytes of Open MPI 4.1.4 with PMIx 4.2.2 (captured): init, a commit of 200 bytes, a fence, a
+ * spawn.
  */
 static void a_spawn_of_open_mpi_is_found(void **state)
 {

@@ -107,7 +107,7 @@ static void set_interface(const char *name, bool up, int mtu)
     (void)close(fd);
 }
 
-/* What is said of the targets after a second of requests; empty: all have answered. */
+/* The report about the targets after a second of requests; empty: all have answered. */
 static void run(const struct reach_want *want, char *text, size_t size)
 {
     struct reach r = {0};

@@ -135,7 +135,7 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
     rig_close(&r);
 }
 
-/* The guest sends a large frame, of which the second half of the payload is still to come. */
+/* The guest sends a large frame; the second half of its payload comes later. */
 static void say_half(struct rig *r)
 {
     uint8_t head[VHPC_HEADER];
@@ -225,7 +225,7 @@ static void clients_beyond_the_limit_get_their_output_without_it(void **state)
         passfd_close(&fds);
     }
     assert_int_equal(answered, LIMIT);
-    /* Neither the first, which does not say that it has mapped the memory, nor the last. */
+    /* Not the first, which does not say that it has mapped the memory, and not the last. */
     for (uint32_t i = 0; i < CLIENTS; i += CLIENTS - 1) {
         say(r.guest, VHPC_DATA, RING_FD, 0, i + 1, 0, block, PART);
         rig_turn(&r);

@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> str:
-    """What is not the same, a line each."""
+    """The differences, a line each."""
     pairs = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     return "\n".join(f"{name}: {was}\n{' ' * len(name)}  {now}" for name, (was, now) in pairs.items())
 

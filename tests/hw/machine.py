@@ -132,7 +132,7 @@ class Machine:
         subprocess.run([HWLAB, "qmp", command, json.dumps(arguments)], check=True, timeout=60)
 
     def probe(self, *argv: str) -> Any:
-        """What tests/hw/probe.py finds in the machine."""
+        """The findings of tests/hw/probe.py in the machine."""
         text = (Path(__file__).with_name("probe.py")).read_text(encoding="utf-8")
         return json.loads(self.run("python3", "-", *argv, stdin=text).out)
 
@@ -162,7 +162,7 @@ class Machine:
         return found
 
     def story(self) -> str:
-        """What a person would look at first."""
+        """The output that a person would look at first."""
         script = (
             "squeue; sinfo -R; tail -n 8 /var/log/vhpc/hooks.log; tail -n 5 /run/vhpc/jobs/*/*/console.log"
         )
@@ -200,7 +200,7 @@ class Job:
         return self.machine.until(reached, f"job {self.id} to be {' or '.join(wanted)}", timeout)
 
     def output(self) -> str:
-        """What it printed so far."""
+        """The output so far."""
         return self.machine.run("cat", f"slurm-{self.id}.out", user="alice", check=False).out
 
     def runs(self, timeout: float = 480) -> None:

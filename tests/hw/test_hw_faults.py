@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with devices on a real kernel: the promised line or quarantine, and all as before."""
+"""Faults of devices on a real kernel: the promised line or quarantine, and all as before."""
 
 from __future__ import annotations
 

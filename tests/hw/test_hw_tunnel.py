@@ -22,7 +22,7 @@ pytestmark = [
 MODULE = "test_network_tunnel.py"
 FILES = (MODULE, "tunnel_lab.py", "network_lab.py", "controller_lab.py")
 DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging")
-"""What the machine lacks for them; all are pure Python."""
+"""Packages that the machine lacks for them; all are pure Python."""
 UNPACK = """
 import base64, io, sys, tarfile
 data = base64.b64decode(sys.stdin.read())
@@ -53,7 +53,7 @@ def archive() -> str:
 def test_encrypted_job_networks_on_a_kernel_with_wireguard(quiet: Machine) -> None:
     with quiet.stage("tests of encrypted job networks"):
         quiet.run("python3", "-c", UNPACK, FOLDER, stdin=archive(), timeout=180)
-        # named network namespaces are mounts, of which none is left
+        # named network namespaces are mounts, and none may remain
         script = f"cd {FOLDER} && PYTHONPATH={FOLDER} {PYTHON} -m pytest -p no:cacheprovider --tb=short -rA"
         script += " -W ignore::pytest.PytestUnknownMarkWarning"  # the machine has no pyproject.toml
         script += f" {MODULE} >log 2>&1; code=$?; tail -c 12000 log; exit $code"

@@ -38,7 +38,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Boot:
-    """What a guest wrote to its console, and when its agent started, since QEMU's start."""
+    """The console of a guest, and the start of its agent since QEMU's start."""
 
     lines: list[str]
     started_s: float | None

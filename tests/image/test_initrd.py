@@ -228,7 +228,7 @@ def test_a_program_is_made_absolute_and_must_be_executable(
     monkeypatch.chdir(standin.parent)
     assert program("vhpc-agent", Path(standin.name)) == standin
     plain = tmp_path / "agent"
-    plain.write_bytes(standin.read_bytes())  # executable by nobody, which is what stops root
+    plain.write_bytes(standin.read_bytes())  # not executable by any user: that stops root too
     with pytest.raises(BuildError, match="not executable"):
         program("vhpc-agent", plain)
 

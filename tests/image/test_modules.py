@@ -64,7 +64,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modprobe(base: Path, name: str) -> list[str]:
-    """What modprobe would load, in order."""
+    """The modules that modprobe would load, in order."""
     said = subprocess.run(
         ["modprobe", "-d", base, "-S", RELEASE, "--show-depends", name],
         check=True,

@@ -66,7 +66,7 @@ def same(folder: str, jobs: list[int]) -> dict[str, Any]:
 
 
 def hang(folder: str, job_id: int) -> dict[str, Any]:
-    """Ask while slurmctld is stopped; slurmctld goes on afterwards, whatever happens."""
+    """Ask while slurmctld is stopped; slurmctld always continues afterwards."""
     pyslurm = PySlurm(folder)
     pyslurm.load(job_id)
     found: dict[str, Any] = {}

@@ -46,7 +46,7 @@ class EmulatorError(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """What a command on a host said."""
+    """The output of a command on a host."""
 
     code: int
     out: str
@@ -68,7 +68,7 @@ class Job:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def told(self) -> str:
-        """What a failed test says of a job: its state, why, and when what happened."""
+        """A failed test's text about a job: its state, the reason, and its events with times."""
         show = self.show()
         fields = ("Reason", "Restarts", "NodeList", "SubmitTime", "StartTime", "EndTime")
         return f"job {self.id} is {show['JobState']}: " + " ".join(
@@ -123,7 +123,7 @@ class Job:
 
 
 def vlab_status() -> dict[str, Any]:
-    """What `vlab status --json` says: paths of the lab, its hosts with their pids, addresses and units.
+    """The output of `vlab status --json`: paths of the lab, its hosts with their pids, addresses and units.
 
     Without a lab there are no hosts.
     """
@@ -271,7 +271,7 @@ class Lab:
             raise AssertionError("\n".join(["nodes are not idle:", states, *logs]))
 
     def leaks(self) -> list[str]:
-        """What is left on the nodes, found without any code of ours."""
+        """Leftovers on the nodes, found without code of vhpc."""
         found = []
         for node in self.nodes:
             script = (
@@ -311,7 +311,7 @@ class Lab:
         assert self.leaks() == []
 
     def assert_clean(self) -> None:
-        """The same, and vhpc says so of each node."""
+        """The same, and vhpc reports the same for each node."""
         self.assert_nothing_left()
         for node in self.nodes:
             assert self.vhpc(node, "reconcile", "--check") == []

@@ -66,7 +66,7 @@ def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _clean_nodes(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a module the same, and vhpc says so: its command takes longer than all of the count."""
+    """The same after a module, also by vhpc's report: its command takes longer than all of the count."""
     yield
     if any(
         item.path == request.path and "vlab_itself" not in item.keywords for item in request.session.items

@@ -6,7 +6,7 @@ attacks; it says how many connections it made.  It uses nothing of vhpc.
 
 KIND is one of
 
-- ``silent``: 1,100 connections that say nothing, each made anew when it is closed
+- ``silent``: 1,100 connections that say nothing, each made again when it is closed
 - ``payload``: 100 connections that send 1 MiB of a credential less the last byte, again and again
 - ``storm``: connections that are closed at once, at most 4,000 a second
 - ``stranger``: true credentials of this user, of 256 KiB each, 8 at a time

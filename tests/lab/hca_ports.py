@@ -15,7 +15,7 @@ from hca_tree import HcaTree
 
 
 def hca_tree(node: str) -> HcaTree:
-    """What a guest on that node will take for its sysfs; empty."""
+    """An empty folder that a guest on that node will take for its sysfs."""
     tree = HcaTree(Path(f"/proc/{vlab_status()['hosts'][node]['pid']}/root/hca/sys"))
     tree.clear()
     return tree

@@ -2,7 +2,7 @@
 """Runs `vlab exec` in children of a process that has imported it: in a tenth of the CPU time of a start.
 
 The tests run tens of thousands of commands on hosts, most of them to wait for
-something, beside emulated guests that need the same CPUs.
+something, while emulated guests need the same CPUs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _readable(text: bytes) -> int:
 
 
 def _serve(control: socket.socket, execute: Callable[[], int]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for children: they say how they end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait for children: they report how they end
     while True:
         message, fds, _, _ = socket.recv_fds(control, 16, 5)
         if not message:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of faults share: waiting for moments in a job's life, and what is right after a fault."""
+"""Shared code of the tests of faults: waiting for moments in a job's life, and checks after a fault."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def libvirtd() -> Iterator[None]:
 
 
 def connect() -> str:
-    """What vhpc finds."""
+    """vhpc's findings."""
     from vhpc_slurm.errors import NodeError
     from vhpc_slurm.node.guest import libvirtd as ours
 

@@ -2,7 +2,7 @@
 """Keeps munged of this host busy, within bounds: what any user of a node can do.
 
 Run as ``python3 mungeflood.py CONNECTIONS SECONDS``: so many connections that say nothing, each made
-anew when munged closes it. It uses nothing of vhpc.
+again when munged closes it. It uses nothing of vhpc.
 """
 
 from __future__ import annotations

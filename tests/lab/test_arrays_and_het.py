@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to one element of an array, or to a component of a heterogeneous job, is done to no other.
+"""A change of an array's element, or of a heterogeneous job's component, changes no other.
 
 The last element of an array to start has the array's own id, and to Slurm's
 commands that number means all elements.  Hooks on nodes are told this number

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 
 NODE = "n1"
 CGROUPS = "/sys/fs/cgroup/*/vhpc.partition"
-# What can be had of a process whose ids are one's own; prints what was had.
+# Attacks on a process with the attacker's own ids; prints those that succeeded.
 REACH = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ for pid in map(int, sys.argv[1:]):
     reach("ptrace", lambda: call(101, PTRACE_SEIZE, pid, 0, 0))
     print("tried", pid)
 """
-# A FUSE file system of uid 2001 that nobody serves, mounted on argv[1] as long as this runs.
+# A FUSE file system of uid 2001 without a server, mounted on argv[1] as long as this runs.
 HUNG = """
 import ctypes, os, sys, time
 fd = os.open("/dev/fuse", os.O_RDWR)
@@ -90,7 +90,7 @@ def daemons(lab: Lab) -> list[str]:
 
 
 def log_since(lab: Lab, mark: int) -> str:
-    """What the hooks of the node have logged since it had so many lines."""
+    """The log of the node's hooks after so many lines."""
     return "\n".join(lab.run(NODE, "cat", "/var/log/vhpc/hooks.log").out.splitlines()[mark:])
 
 
@@ -106,7 +106,7 @@ def test_a_user_cannot_reach_into_his_daemons(lab: Lab, job: Job) -> None:
     pids = daemons(lab)
     out = lab.run(NODE, "python3", "-", *pids, user="alice", stdin=REACH).out
     assert out.split("\n")[:-1] == [f"tried {pid}" for pid in pids]
-    # it is not the attack that fails: a process of hers that nobody confines gives her all of it
+    # the attack itself works: it reaches all of an unconfined process of hers
     script = 'sleep 60 & python3 -c "$0" $!; kill $!'
     assert lab.run(NODE, "sh", "-c", script, REACH, user="alice").out.count("reached") > 8
     let_go(lab, job)
@@ -248,7 +248,7 @@ def test_the_next_guest_gets_another_uid_that_owns_no_file(lab: Lab) -> None:
     runs(lab, second)
     try:
         assert uid_of(lab, second) == free
-        # nor is a guest's memory for the group that all QEMUs have
+        # a guest's memory is not for the group that all QEMUs have, either
         qemu = lab.run(NODE, "pgrep", "-f", "^[^ ]*qemu-system").out.strip()
         read = f"head -c1 /proc/{qemu}/$f >/dev/null 2>&1 && echo read $f"
         script = f"for f in mem maps environ fd/0; do {read}; done; id -u"

@@ -17,7 +17,7 @@ SOCKETS = ("libvirt-sock", "libvirt-sock-ro")
 
 
 def attacked(lab: Lab, how: str) -> dict[str, Any]:
-    """What the user's connections get, and what vhpc finds, on sockets of the kind ``how``."""
+    """The answers to the user's connections, and vhpc's findings, on sockets of the kind ``how``."""
     argv = ("unshare", "--mount", "/opt/vhpc/bin/python", "-I", "-", how)
     found: dict[str, Any] = json.loads(lab.run("n2", *argv, stdin=PROGRAM, timeout=300).out)
     assert found["before"] == "connected", found

@@ -43,7 +43,7 @@ while True:
     elif op != READ:
         answer(unique, error=38)
 """
-# A process whose environment lies on that file. Kernels before 4.17 had who reads it wait for ever.
+# A process whose environment lies on that file. Kernels before 4.17 let its readers wait without end.
 VICTIM = """
 import ctypes, mmap, os, time
 if "LONG" not in os.environ:

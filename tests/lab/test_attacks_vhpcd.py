@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks on vhpcd over the network, while jobs of others start and end: floods, lies of a node, replays.
 
-What vhpcd costs a start is taken from PrologSlurmctld and the nodes' timelines: how
-long a guest boots says more of the machine than of vhpcd.
+The time of vhpcd in a start is taken from PrologSlurmctld and the nodes' timelines:
+a guest's boot time says more about the machine than about vhpcd.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def prolog_slurmctld_s(lab: Lab, job: Job) -> float:
 
 
 def cost_of_vhpcd_s(lab: Lab, job: Job) -> float:
-    """What vhpcd took of a job's start: of PrologSlurmctld, and on the node that waited longest."""
+    """vhpcd's part of a job's start: of PrologSlurmctld, and on the node that waited longest."""
     nodes = lab.vhpc("ctl", "timeline", str(job.id))["nodes"]
     leases: list[float] = [
         stage["took_s"] for one in nodes for stage in one["stages"] if stage["name"] == "lease"
@@ -265,7 +265,7 @@ def captured(lab: Lab, job: Job) -> list[str]:
 
 
 def replayed(lab: Lab, host: str, requests: list[str], user: str = "alice") -> list[str]:
-    """What comes back for each: 0 bytes for nothing."""
+    """The answer's size for each request: 0 bytes for no answer."""
     return lab.run(
         host, "/usr/bin/python3", "-c", REPLAY, user=user, stdin="\n".join(requests) + "\n"
     ).out.split()

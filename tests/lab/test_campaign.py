@@ -196,7 +196,7 @@ def test_an_srun_without_its_slurmstepd_waits_to_its_time_limit() -> None:
 
 @pytest.mark.vlab_itself
 def test_a_script_without_its_slurmstepd_runs_to_its_time_limit() -> None:
-    """As seen without a guest: nobody tells slurmctld of its end."""
+    """As seen without a guest: slurmctld does not learn of its end."""
     kill, began = injected("stepd-kill", 105, 105), "n1: [5.batch] task 0 (71) started"
     for batch, explained in ((began, True), ("n1: [5.batch] done with step", False), ("", False)):
         end = replace(ended("plain", "TIMEOUT", "0:0", "up on the host\ndone\n"), batch=batch)

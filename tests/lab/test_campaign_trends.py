@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What grows in a campaign is found, and what only varies is not."""
+"""Values that grow in a campaign are found, and values that only vary are not."""
 
 from __future__ import annotations
 

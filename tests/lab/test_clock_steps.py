@@ -59,7 +59,7 @@ def set_right(lab: Lab, clock: HostClock) -> None:
 @pytest.mark.promise("clock.step")
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["ahead", "behind"])
 def test_a_clock_that_is_set_by_an_hour_delays_starts_only(lab: Lab, clock: HostClock, step_s: int) -> None:
-    """What runs goes on, its lease is held, and all is as before when the clock is right again.
+    """Running jobs continue, their leases are held, and all is as before when the clock is right again.
 
     A slurmctld whose clock is set ahead by more than SlurmdTimeout soon takes all nodes for down and requeues
     their jobs, with and without guests: then the lease is held until the node has released the guest.

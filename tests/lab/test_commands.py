@@ -93,7 +93,8 @@ def test_a_submitted_job_has_an_image_only_if_it_is_asked_for(lab: Lab) -> None:
 
 @pytest.mark.promise("job.commands")
 def test_a_script_can_cancel_its_own_job(lab: Lab) -> None:
-    # The shell waits without a command: proctrack/linuxproc would end that first, and the shell might go on.
+    # The shell waits without a command: proctrack/linuxproc would end that first, and the shell might
+    # continue.
     wait = "f=$(mktemp -u); mkfifo $f; exec 3<>$f; rm $f; scancel $SLURM_JOB_ID; read line <&3"
     twins = submit(lab, f"echo before; {wait}; echo after", "-n1").wait()
     assert twins.inside.accounted() == twins.outside.accounted()

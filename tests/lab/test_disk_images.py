@@ -33,7 +33,7 @@ def shared(lab: Lab) -> Path:
 
 @pytest.fixture(scope="module")
 def system(lab: Lab, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The files of a Debian with systemd; its kernel is beside them, as `vmlinuz`."""
+    """The files of a Debian with systemd, and its kernel as `vmlinuz`."""
     subprocess.run([ROOT / "scripts/publish-image", BASE], check=True, timeout=3600)
     catalog, top = shared / "vhpc/catalog", tmp_path_factory.mktemp("system")
     digest = (catalog / f"names/{BASE}/latest").read_text().strip().removeprefix("sha256:")

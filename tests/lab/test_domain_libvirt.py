@@ -4,9 +4,9 @@
 Lab hosts have no ``/dev/kvm``, and libvirt refuses KVM domains where QEMU's
 probe finds none.  KVM domains are therefore shown to a libvirtd of their own,
 in namespaces of its own, that is given the machine's device; what the device
-can do does not matter, nothing is started.  The device is everybody's to open:
+can do does not matter, nothing is started.  Every user may open the device: a
 libvirt that may open it as root and not as QEMU's user asks QEMU for its
-capabilities anew at every call, which takes 15 s.
+capabilities again at every call, which takes 15 s.
 
 A domain of more vCPUs than the installed QEMU can have (288 before 8.1) is
 refused here, and by ``vhpc`` before.
@@ -72,7 +72,7 @@ def on_this_machine(xml: str) -> str:
 
 
 def convert(lab: Any, script: str, files: list[Path]) -> dict[str, str]:
-    """What libvirt says to each domain, by name; all say "skip" where there is no device."""
+    """libvirt's output for each domain, by name; "skip" for all if there is no device."""
     stdin = "".join(f"@@ {path.stem}\n{on_this_machine(path.read_text())}" for path in files)
     done = lab.run("n1", "sh", "-c", script, stdin=stdin, check=False)
     if done.code == NO_KVM:
@@ -84,7 +84,7 @@ def convert(lab: Any, script: str, files: list[Path]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def native(lab: Any) -> dict[str, dict[str, str]]:
-    """What libvirt says, by the domains' type and name; ``version`` and ``most`` (vCPUs) are there too."""
+    """libvirt's output, by the domains' type and name; ``version`` and ``most`` (vCPUs) are there too."""
     kvm = [path for path in FILES if 'type="kvm"' in path.read_text()]
     tcg = [path for path in FILES if path not in kvm]
     return {"kvm": convert(lab, WITH_KVM, kvm), "qemu": convert(lab, CONVERT, tcg)}

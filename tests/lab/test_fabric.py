@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs on a fabric: ibsim and Debian's OpenSM on ctl, two adapters of it for each node.
 
-What adapters hold is asked of them by smpquery, along known paths.
+smpquery reads the adapters' tables along known paths.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def test_a_job_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) -> None:
     no_node_is_drained(lab)
 
 
-# --- a fabric that nobody can close ---------------------------------------------------------------
+# --- a fabric that vhpcd cannot close -------------------------------------------------------------
 
 SWIFT = "open_deadline_s = 3\naudit_interval_s = 1\napply_timeout_s = 2\n"
 HEALTH_CHECK_S = 60  # HealthCheckInterval of the lab
@@ -183,7 +183,7 @@ def configured(lab: Lab, lines: str) -> Iterator[None]:
 
 @contextmanager
 def rogue_opensm(lab: Lab) -> Iterator[None]:
-    """In the place of OpenSM another one, of which vhpcd knows nothing, opens the fabric."""
+    """Another OpenSM that vhpcd does not know replaces the first one and opens the fabric."""
     script = (
         f"mkdir -p {ROGUE}; cd {ROGUE}; export OSM_CACHE_DIR=. OSM_TMP_DIR=. SIM_HOST=SM"
         " LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so\n"
@@ -298,7 +298,7 @@ def test_a_key_that_cannot_be_released_holds_up_no_other_job(lab: Lab) -> None:
         for job in (alices, bobs):
             runs(lab, job)
         _, mine, _ = port_of(lab, alices, "n1")
-        lab.service("ctl", "stop", "opensm")  # so that nobody can give it back
+        lab.service("ctl", "stop", "opensm")  # so that nothing restores it
         try:
             write_table(lab, mine, LIMITED)
             assert alices.wait(timeout=HEALTH_CHECK_S + 60) == "FAILED"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests and folders that break under a running job: one line for the user, nobody else concerned."""
+"""Guests and folders that break under a running job: one line for the user, no other job affected."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ NOISE = "for i in $(seq 500); do echo $i; sleep 0.2; done"
 
 
 def test_a_killed_daemon_of_a_shared_folder_ends_the_job(lab: Lab) -> None:
-    """The guest itself would wait for the folder for ever."""
+    """The guest itself would wait for the folder without end."""
     job = lab.submit(f"echo up; touch ~/x; {NOISE}", "-w", "n1")
     runs(lab, job)
     lab.run("n1", "pkill", "-9", "-x", "-n", "virtiofsd")
@@ -151,7 +151,7 @@ def test_one_dead_guest_of_two_ends_the_step_that_uses_both(lab: Lab) -> None:
 
 
 def test_a_working_directory_that_is_gone_before_the_job_starts(lab: Lab) -> None:
-    """As without a guest: Slurm says so and starts the script in /tmp."""
+    """As without a guest: Slurm reports it and starts the script in /tmp."""
     lab.run("login", "mkdir", "-p", "/home/alice/lost", user="alice")
     options = ("--hold", "-n1", "--chdir=/home/alice/lost", "-o", "/home/alice/lost-%j")
     jobs = [lab.submit("pwd; echo ran", *options, image=image) for image in (IMAGE, None)]
@@ -168,7 +168,7 @@ def test_a_working_directory_that_is_gone_before_the_job_starts(lab: Lab) -> Non
 
 
 def test_a_working_directory_that_goes_during_the_job(lab: Lab) -> None:
-    """The script goes on, and what it does there fails, as without a guest."""
+    """The script continues, and its actions there fail, as without a guest."""
     lab.run("login", "mkdir", "-p", "/home/alice/goes", user="alice")
     script = f"{WAITING}; touch x; echo said $?; cd /; srun -n1 pwd"
     options = ("-n1", "--chdir=/home/alice/goes", "-o", "/home/alice/slurm-%j.out")

@@ -92,7 +92,7 @@ def qemus(lab: Lab) -> str:
 
 @pytest.mark.usefixtures("no_health_check")
 def test_libvirtd_killed_in_a_boot_drains_and_requeues(lab: Lab) -> None:
-    """Or the boot was past the point where it needs libvirtd, and goes on."""
+    """Or the boot was past the point where it needs libvirtd, and continues."""
     _, second = jobs = pair(lab)
     bounce(lab, "n1", "kill", "libvirtd")
     until(lambda: "up" in said(lab, second) or "DRAIN" in lab.node_state("n1")[0], "an outcome")
@@ -110,7 +110,7 @@ def test_libvirtd_killed_in_a_boot_drains_and_requeues(lab: Lab) -> None:
 @pytest.mark.parametrize("written", ["", "rundir", "uid", "domain"])
 @pytest.mark.parametrize("act", ["kill", "stop"])
 def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, written: str) -> None:
-    """What becomes of the job is Slurm's to decide; slurmctld ends when the Prolog has announced ``written``.
+    """Slurm decides the end of the job; slurmctld ends when the Prolog has announced ``written``.
 
     It may run on, be forgotten, be aborted and started again under the same
     restart count, wait for BatchStartTimeout (the order to start the script

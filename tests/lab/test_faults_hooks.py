@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prologs and Epilogs that are killed, late, doubled or beside each other; jobs that end while they boot."""
+"""Prologs and Epilogs that are killed, late, doubled or simultaneous; jobs that end while they boot."""
 
 from __future__ import annotations
 

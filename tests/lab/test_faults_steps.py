@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of several guests that lose one of them, or a server of Slurm: no task waits for ever."""
+"""Steps of several guests that lose one of them, or a server of Slurm: no task waits without end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def ends(lab: Lab, job: Job, usual_s: float, fault: Callable[[], object], why: s
 @pytest.mark.promise("step.guest-lost")
 @pytest.mark.parametrize(("program", "mpi"), [(PMI, "pmi2"), (PLAIN, "none")], ids=["pmi2", "none"])
 def test_a_dead_guest_ends_the_step_of_all_guests(lab: Lab, usual_s: float, program: str, mpi: str) -> None:
-    """Without srun's --kill-on-bad-exit: the tasks of the other guest would wait for ever."""
+    """Without srun's --kill-on-bad-exit: the tasks of the other guest would wait without end."""
     job = start(lab, program, mpi)
     ends(lab, job, usual_s, lambda: kill_qemu(lab, job, "n2"), "channel closed")
 

@@ -47,7 +47,7 @@ def test_a_node_without_room_for_journals_requeues_and_stays(lab: Lab) -> None:
 
 @pytest.mark.promise("user.full-home")
 def test_a_full_home_is_its_users_affair(lab: Lab) -> None:
-    """Files in it get the error of the file system; a script whose output is in it goes on."""
+    """Files in it get the error of the file system; a script whose output is in it continues."""
     writes = "dd if=/dev/zero of=more count=1 && echo written"
     fails = f"{writes}; rm of-others; {writes}; exit 3"
     size = ("-n1", "--mem=600", "-w", "n1")

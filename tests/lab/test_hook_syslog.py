@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hooks of the controller say, as SlurmUser, is in the syslog of slurmctld's host."""
+"""Messages of the controller's hooks, which run as SlurmUser, are in the syslog of slurmctld's host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a neighbour, a guest's root and a forger try, and what they get: nothing."""
+"""Attacks of a neighbour, a guest's root and a forger: they get nothing."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_images_are_root_s_alone_to_write(lab: Lab, victim: Job) -> None:
         " (: > /var/lib/vhpc/images/x) 2>/dev/null && echo made; id -u"
     )
     assert lab.run("n1", "sh", "-c", script, user="bob").out == "2002\n"
-    # nor may QEMU: its uid opens the root image for reading only
+    # QEMU may not, either: its uid opens the root image for reading only
     shown = lab.run("n1", "sh", "-c", "find /var/lib/vhpc/images -type f ! -uid 0 -o -type f -perm /022").out
     assert shown == ""
 
@@ -254,7 +254,7 @@ FORGED = f"{IMAGE}</name><evil/>"
 
 @pytest.mark.promise("attack.variables")
 def test_forged_variables_get_neither_a_guest_nor_another_user(lab: Lab) -> None:
-    """What sbatch's caller puts into the environment is not what the plugin checked."""
+    """Variables that sbatch's caller sets are not the values that the plugin checked."""
     variables = {
         "SPANK_VHPC_IMAGE": FORGED,
         "SLURM_SPANK_VHPC_IMAGE": FORGED,

@@ -122,4 +122,4 @@ def test_a_guest_of_288_vcpus_boots_with_all_of_them(lab: Lab, tmp_path: Path) -
     assert f"/sys/devices/system/cpu/online 0-{VCPUS - 1}" in map(str.strip, said), done.out[-3000:]
     assert "/sys/devices/system/node/online 0-1" in map(str.strip, said)
     assert "Enabled IRQ remapping in x2apic mode" in done.out
-    assert "DMAR: IOMMU disabled" in done.out  # of which only the translation of DMA is meant
+    assert "DMAR: IOMMU disabled" in done.out  # it means the translation of DMA only

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan says against what kernel and guest say: measured, not assumed."""
+"""The plan against the kernel and the guest: measured, not assumed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _lines(job: Job) -> Counter[str]:
 
 
 def _sections(job: Job) -> list[str]:
-    """What comes after each ``== NAME`` at the begin of a line; a backtrace has such marks elsewhere."""
+    """The text after each ``== NAME`` at the begin of a line; a backtrace has such marks elsewhere."""
     return re.split(r"^== ", without_retries(job.output()), flags=re.M)[1:]
 
 
@@ -182,7 +182,7 @@ def test_a_guest_that_dies_ends_the_program(lab: Lab, how: str) -> None:
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("how", ["ssh-mpich", "ssh-openmpi"])
 def test_mpirun_by_ssh_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
-    """Before Slurm notices: the first node, its script and its own ranks go on without the other one."""
+    """Before Slurm notices: the first node, its script and its own ranks continue without the other one."""
     job, usual_s = _endless(lab, how)
     with unplugged(lab, "n2"):
         ended = re.compile(r"^\W?exit [1-9]\d*$", re.M)

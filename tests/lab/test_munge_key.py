@@ -20,7 +20,7 @@ SIZE = ("-n1", "--mem=600")
 
 
 class Site:
-    """What an operator does; the lab's own service manager stands for systemctl."""
+    """Actions of an operator; the lab's own service manager replaces systemctl."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -48,7 +48,7 @@ class Site:
 
 @pytest.fixture
 def site(lab: Lab) -> Iterator[Site]:
-    """All hosts have a new key beside the old one, and no job starts; afterwards all is as before."""
+    """All hosts have a new key next to the old one, and no job starts; afterwards all is as before."""
     site, old = Site(lab), lab.run("ctl", "base64", KEY).out
     site.place(base64.b64encode(os.urandom(128)).decode())
     yield site
@@ -59,7 +59,7 @@ def site(lab: Lab) -> Iterator[Site]:
 
 @pytest.mark.promise("keys.renew")
 def test_a_munge_key_is_replaced_while_jobs_run_and_end(lab: Lab, site: Site) -> None:
-    """A job goes on, one ends while its node has no munged, and one that is submitted waits for the end."""
+    """A job continues, one ends while its node has no munged, and one that is submitted waits for the end."""
     goes_on, ends = (lab.submit(WAITING, *SIZE, "-w", node) for node in ("n2", "n1"))
     for job in (goes_on, ends):
         runs(lab, job)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests with nat: they reach the outside, nothing of the site, and leave nothing.
 
-The login host stands for the outside: it has addresses of a documentation network (RFC 5737),
-to which the nodes have a route. Its address on the lab's network, the other hosts and the node
+The login host plays the outside: it has addresses of a documentation network (RFC 5737), and
+the nodes have a route to it. Its address on the lab's network, the other hosts and the node
 itself stand for the site.
 """
 
@@ -134,7 +134,7 @@ def outside(lab: Lab) -> Iterator[None]:
 
 
 def heard(lab: Lab, host: str) -> list[str]:
-    """What the server of a host has noted."""
+    """The notes of the server on a host."""
     return lab.run(host, "cat", "/tmp/heard", check=False).out.splitlines()
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.lab
 
 JOB = "--vhpc-network=job"
 OVERHEAD = 50
-"""What VXLAN adds over IPv4: RFC 7348."""
+"""Bytes that VXLAN adds over IPv4: RFC 7348."""
 PORT = 7634
 MARK = b"marked-"
 
@@ -33,7 +33,7 @@ def vni_of(lab: Lab, node: str = "n1") -> set[int]:
 
 
 def mac(vni: int, rank: int) -> bytes:
-    """What docs/network.md says of addresses."""
+    """The address that docs/network.md defines."""
     return bytes([6, *vni.to_bytes(3, "big"), *rank.to_bytes(2, "big")])
 
 
@@ -42,7 +42,7 @@ def vxlan(vni: int, frame: bytes) -> str:
 
 
 def traces(lab: Lab) -> list[str]:
-    """What there is of job networks on the nodes."""
+    """Objects of job networks on the nodes."""
     found = []
     for node in NODES:
         script = "ip -o link | grep -o '^[0-9]*: vhpc[^:]*'; nft list tables | grep vhpc_"
@@ -357,7 +357,7 @@ def test_a_prolog_killed_around_its_network_leaves_nothing(lab: Lab, torn: bool)
 @pytest.mark.promise("net.killed")
 @pytest.mark.usefixtures("no_health_check")
 def test_an_epilog_killed_at_its_network_leaves_nothing(lab: Lab) -> None:
-    """The next Epilog goes on where the killed one was."""
+    """The next Epilog continues where the killed one was."""
     job = LabJob(lab, network="job", known=True)
     try:
         job.hook("prolog")

@@ -13,7 +13,7 @@ from twins import WHERE, Twins, says
 
 pytestmark = pytest.mark.lab
 
-# Its first run ends by nobody's will but Slurm's; script and step say what they are told.
+# Only Slurm ends its first run; script and step print the signals that they get.
 SCRIPT = f"""
 cd {WHERE}
 run=${{SLURM_RESTART_COUNT:-0}}
@@ -54,10 +54,10 @@ def give_way(lab: Lab) -> None:
 
 
 def same(twins: Twins) -> list[str]:
-    """What script and step were told: the same in both; the script's lines.
+    """Signals to script and step: the same in both; the script's lines.
 
-    Two signals that wait at the same time are taken in no promised order, and SIGTERM ends the step. What
-    becomes of srun is chance: where Slurm does not track processes by cgroups it has SIGTERM as well.
+    Two signals that wait at the same time are taken in no promised order, and SIGTERM ends the step. The
+    end of srun is chance: where Slurm does not track processes by cgroups it has SIGTERM as well.
     """
     of_srun = re.compile(r"srun: .*|step ended .*|Terminated")
     ours, theirs = (

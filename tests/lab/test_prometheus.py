@@ -98,7 +98,7 @@ def answers(lab: Lab, query: str) -> list[Any]:
 
 
 def node_metrics(lab: Lab) -> str:
-    """What the health check of n1 writes; Prometheus reads it soon."""
+    """The file of n1's health check; Prometheus reads it soon."""
     lab.run("n1", "/usr/libexec/vhpc/healthcheck")
     text = lab.run("n1", "cat", f"{FOLDER}/vhpc.prom").out
     put(lab, "web/metrics.txt", text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a crash left behind is found, named, and removed; what is in use is left alone."""
+"""Leftovers of a crash are found, named, and removed; objects in use are not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that libvirt or QEMU refuses: its job fails, somebody hears of it, and every node goes on.
+"""A guest that libvirt or QEMU refuses: its job fails, an alarm reports it, and every node continues.
 
 The image whose kernel QEMU cannot load stands for all that QEMU refuses; what
 libvirt itself refuses is shown to it by the node library on a node, for no job
@@ -21,7 +21,7 @@ from variants import PRELUDE
 pytestmark = pytest.mark.lab
 
 NAME = "test-no-kernel"
-# A manifest of its own with a kernel of which only the first part is there.
+# A manifest of its own with only the first part of a kernel.
 PUBLISH = f"""
 base = load("{IMAGE}")
 part = (top / "blobs/sha256" / base["kernel"]["sha256"]).read_bytes()[:100000]

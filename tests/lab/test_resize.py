@@ -50,7 +50,7 @@ def acknowledged(lab: Lab, job: Job) -> list[str]:
 
 
 def held(lab: Lab, job: Job, node: str) -> str:
-    """What a node still has of a job, without any code of ours."""
+    """Objects of a job that a node still has, found without code of vhpc."""
     script = (
         f"virsh -q list --all --name | grep '^vhpc-{job.id}-';"
         f"ls /var/lib/vhpc/journal | grep '^{job.id}[.]';"

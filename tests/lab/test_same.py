@@ -17,7 +17,7 @@ PROBES = re.findall(
     r"probe\.py (\w[\w-]*)|probe (\w[\w-]*)", FIELDS.replace("python3 ~/same/probe.py $n", "")
 )
 
-# What must differ, or may: ids, times, ports, and our own.
+# Values that must differ, or may: ids, times, ports, and vhpc's own.
 OWN = {"VHPC_JOB_GENERATION", "VHPC_JOB_IMAGE", "VHPC_SESSION", "SLURM_SPANK_VHPC_IMAGE"} | {
     "SLURM_SPANK__SLURM_SPANK_OPTION_vhpc_vhpc_image"
 }
@@ -101,7 +101,7 @@ def test_output_and_ends_of_steps_are_the_same(fields: Twins) -> None:
 
 @pytest.mark.results
 def test_what_slurm_says_about_the_ends_of_steps_is_the_same(fields: Twins) -> None:
-    """Whose message it is that a program cannot be executed differs: ours names vhpc-run."""
+    """The sender of the message that a program cannot be executed differs: ours is vhpc-run."""
     ours, theirs = (sorted(text.splitlines()) for text in fields.outputs("same/ends-{id}.err"))
     theirs = sorted(line.replace("slurmstepd: error: execve", "vhpc-run: execve") for line in theirs)
     assert ours == theirs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest sees of changes that others make in shared folders, for each cache policy."""
+"""Changes that others make in shared folders, as a guest sees them, for each cache policy."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_signal_before_the_time_limit_arrives(lab: Lab) -> None:
 
 
 def counter(lab: Lab, name: str) -> str:
-    """What a job has counted to in a file; empty at the moment when it writes it."""
+    """The number that a job has counted to in a file; empty at the moment when it writes it."""
     return lab.run("login", "cat", f"{WHERE}/{name}", user="alice", check=False).out.strip()
 
 
@@ -167,7 +167,7 @@ FULL_ROUNDS = [
 
 @pytest.mark.promise("job.stop")
 def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
-    """What has left its process group, and steps, only as far as without a guest."""
+    """Processes that left the process group, and steps, only as far as without a guest."""
     lab.run("login", "sh", "-c", f"cat > {WHERE}/tell.py", user="alice", stdin=TELL)
     twins = submit(lab, FULL, "-n1")
     tellers = ("background", "session", "step")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyslurm says of jobs is what scontrol says, also of odd ones; a slurmctld that hangs stops nobody.
+"""pyslurm shows jobs as scontrol does, also odd ones; a slurmctld that hangs stops no other thread.
 
 Needs a lab on a tree whose /opt/vhpc has the pyslurm of the tree's Slurm, which the lab's own
 trees have not: pyslurm exists for some releases of Slurm only (25.05 or newer, and none of
@@ -163,7 +163,7 @@ def test_a_slurmctld_that_hangs_stops_no_thread(lab: Lab, jobs: list[int]) -> No
     found = ask(lab, "hang", str(jobs[0]))
     assert "no answer within 5 s" in found["error"]
     assert found["took"] < 15
-    assert found["still"] < 2  # other threads go on: with pyslurm in the same process they stood still
+    assert found["still"] < 2  # other threads continue: with pyslurm in the same process they stood still
     assert found["after"] == jobs[0]
 
 

@@ -84,7 +84,7 @@ def prefix(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.usefixtures("prefix")
 def test_nothing_of_slurm_is_in_the_usual_places(lab: Lab) -> None:
-    """What the other tests rest on, and what doctor says about it."""
+    """The other tests' conditions, and doctor's result about them."""
     usual = "PATH=/usr/local/bin:/usr/bin:/bin; command -v scontrol squeue scancel"
     assert lab.run(NODE, "sh", "-c", usual, check=False).out == ""
     assert lab.run(NODE, "test", "-e", "/etc/slurm", check=False).code == 1

@@ -38,7 +38,7 @@ RUNS = "touch go-$SLURM_JOB_ID; while [ ! -e end-$SLURM_JOB_ID ]; do sleep 0.5; 
 
 
 class Pair(Lab):
-    """A lab with two controllers, either of which may be off: a third host asks Slurm."""
+    """A lab with two controllers; either may be off: a third host asks Slurm."""
 
     def run(self, host: str, *argv: str, **how: Any) -> Done:
         return super().run(DATABASE if host == "ctl" else host, *argv, **how)
@@ -313,7 +313,7 @@ def test_the_active_vhpcd_is_cut_from_the_database(lab: Pair) -> None:
 @pytest.mark.promise("ha.jobs")
 @pytest.mark.usefixtures("ready")
 def test_the_database_is_away_for_a_minute(lab: Pair) -> None:
-    """What is submitted meanwhile starts later; what runs goes on, what ends is released afterwards."""
+    """Jobs submitted meanwhile start later; running ones continue, ended ones are released afterwards."""
     runs, ends = started(lab)
     lab.service(DATABASE, "kill", "mariadbd")
     end(lab, ends)
@@ -372,7 +372,7 @@ def small_disk(lab: Pair, ready: None) -> Iterator[None]:
 @pytest.mark.promise("db.full")
 @pytest.mark.usefixtures("small_disk")
 def test_the_disk_of_the_database_is_full(lab: Pair) -> None:
-    """What runs goes on, what ends does; jobs without room for their leases start when there is space."""
+    """Running jobs continue and end; jobs without room for their leases start when there is space."""
     runs, ends = started(lab)
     lab.run(DATABASE, "dd", "if=/dev/zero", f"of={OTHERS}", "bs=4k", check=False)
     end(lab, ends)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs have used in guests: what they measure themselves, vhpc seff and accounting say the same."""
+"""Usage of programs in guests: their own measurement, vhpc seff and accounting agree."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_seff_and_accounting_have_what_programs_used(lab: Lab) -> None:
 
 
 def seff_of(lab: Lab, job: Job) -> dict[str, Any]:
-    """What vhpc seff tells the job's owner; empty while it says that there are no figures."""
+    """The output of vhpc seff for the job's owner; empty while there are no figures."""
     done = lab.run("login", "vhpc", "seff", str(job.id), "--json", user=job.user, check=False)
     found: dict[str, Any] = json.loads(done.out) if done.code == 0 else {}
     return found
@@ -152,7 +152,7 @@ def test_a_running_job_shows_what_it_has_used_so_far(lab: Lab) -> None:
     assert steps["1"]["cpu_us"] <= 1.5e6 * burn_s + 1e6
     assert (steps["1"]["tasks"], steps["1"]["rss_bytes"]) == (1, None)
     assert written <= shown["shared_folders"]["written_bytes"] < written + more
-    # What the script has written the guest may have in memory.
+    # The guest may have the script's output in memory.
     assert shown["shared_folders"]["read_bytes"] < read + more
     (guest,) = shown["guests"]
     assert guest["shared_folders"] == shown["shared_folders"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users see of jobs on the login host: ps, timeline, console and report, of their own jobs only."""
+"""Jobs as users see them on the login host: ps, timeline, console and report, of their own jobs only."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_boot_that_fails_is_in_the_report(lab: Lab) -> None:
 
 
 def on_a_terminal(lab: Lab, command: str) -> str:
-    """What alice's terminal shows of a command."""
+    """The output of a command on alice's terminal."""
     return lab.run("login", "script", "-qec", command, "/dev/null", user="alice", timeout=300).out
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc web on the lab: in Chromium beside a job that runs, and for all users behind nginx."""
+"""vhpc web on the lab: in Chromium while a job runs, and for all users behind nginx."""
 
 from __future__ import annotations
 

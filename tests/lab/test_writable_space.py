@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job writes outside of shared folders: on a disk of its guest, gone with it, or saved as an image."""
+"""Files of a job outside of shared folders: on a disk of its guest, gone with it, or saved as an image."""
 
 from __future__ import annotations
 

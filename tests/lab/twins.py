@@ -19,7 +19,7 @@ from pace import limit
 WHERE = "/home/alice/same"
 SOURCES = Path(__file__).with_name("same")
 
-# Put beside the probe: what a task's prolog may say, and programs that cannot be found or run as they are.
+# Files next to the probe: a task's prolog, and programs that cannot be found or run as they are.
 FILES = {
     "probe.py": (SOURCES / "probe.py").read_text(),
     "task-prolog": "\n".join(
@@ -58,7 +58,7 @@ class Twins:
         return plain(self.inside, name), plain(self.outside, name)
 
     def found(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a probe of this name has found in both."""
+        """The findings of a probe of this name in both."""
         first, second = (json.loads(job.output(f"same/{job.id}.{name}")) for job in self)
         return first, second
 

@@ -158,7 +158,7 @@ def _copy(source: Path, target: str) -> None:
         return
     new = f"~/{target}.new"
     unpack = f"rm -rf {new}; mkdir -p {new}; tar -x -C {new}; mv {new} ~/{target}"
-    # Debian's Java has links to files of other packages, which nobody needs
+    # Debian's Java has links to files of other packages, which are not needed
     pack = ["tar", "-c", "-h", "--ignore-failed-read", "--exclude=src.zip", "-C", str(source), "."]
     with subprocess.Popen(pack, stdout=subprocess.PIPE) as tar:
         subprocess.run([*run, unpack], check=True, stdin=tar.stdout, timeout=600)

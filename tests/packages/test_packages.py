@@ -31,7 +31,7 @@ def packages(suite: Suite, built: Callable[[Suite], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def report(packages: Path, suite: Suite) -> Path:
-    """What life.sh has written."""
+    """The output of life.sh."""
     (packages / "newer").mkdir()
     for package in packages.glob("*.deb"):
         newer(package, packages / "newer")

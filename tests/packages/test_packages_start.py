@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the packages beside Slurm of their suite, on one host that has nothing else."""
+"""Programs of the packages with Slurm of their suite, on one host that has nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 @pytest.fixture(scope="session")
 def started(suite: Suite, built: Callable[[Suite], Path]) -> Path:
-    """What start.sh has written."""
+    """The output of start.sh."""
     packages = built(suite)
     said = run("packaging/trial", packages, "tests/packages/start.sh", VHPC_PACKAGES_SUITE=suite.name)
     assert "still fails" not in said

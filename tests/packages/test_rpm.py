@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 @pytest.fixture(scope="module")
 def built() -> str:
-    """What rpmlint says at its end."""
+    """The last line of rpmlint."""
     return run("packaging/rpm/build")
 
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is told how far guests are, and the process that does it. */
+/* The users who read the progress of guests, and the process that prints it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -78,7 +78,7 @@ def _leave_terminal() -> None:
 
 
 def _stopped_by_signals(minutes: float | None) -> threading.Event:
-    """What SIGTERM and the end of the time set; a second SIGTERM ends this process at once."""
+    """The event that SIGTERM and the end of the time set; a second SIGTERM ends this process at once."""
     stop = threading.Event()
 
     def end(number: int, _: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alice attacks vhpcd, the nodes and her own helpers beside a campaign; the jobs that are judged are bob's.
+"""Alice attacks vhpcd, the nodes and her own helpers during a campaign; the jobs that are judged are bob's.
 
-What she runs on nodes she could run from a task prolog or a job without a
+She could run her programs on nodes from a task prolog or a job without a
 guest.  Each attack lasts some seconds, and between two there is a pause, so
 that bob's starts with and without one can be compared.
 """
@@ -129,7 +129,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Start:
-    """What vhpcd cost a start of bob's (seconds), and whether he was attacked meanwhile."""
+    """The time of vhpcd in a start of a job of bob (seconds), and whether alice attacked meanwhile."""
 
     job: int
     cost_s: float
@@ -142,7 +142,7 @@ class Attacks:
 
     done: list[Attack] = field(default_factory=list)
     breaches: list[str] = field(default_factory=list)
-    """What she reached, and must not have."""
+    """Places that she reached and must not reach."""
     starts: list[Start] = field(default_factory=list)
 
     @property
@@ -222,7 +222,7 @@ class Attacker:
 
 
 def starts(lab: Lab, attacks: Sequence[Attack], jobs: Mapping[int, float]) -> list[Start]:
-    """What vhpcd cost the starts of jobs: slurmctld's wait for its Prolog, and the longest wait of a node.
+    """Time of vhpcd in the starts of jobs: slurmctld's wait for its Prolog, and the longest wait of a node.
 
     Args:
         lab: the cluster.

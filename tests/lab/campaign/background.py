@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 
 class Background:
-    """What users, faults and operator of a campaign share.
+    """The data that users, faults and operator of a campaign share.
 
     Args:
         say: takes each line of the log.
-        stop: no more jobs and faults are to begin.
+        stop: no more jobs and faults may begin.
     """
 
     def __init__(self, say: Callable[[str], None], stop: threading.Event) -> None:

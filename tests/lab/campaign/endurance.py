@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What daemons hold and files need during a run on a light lab, and what a site does to them in months.
+"""Resources of daemons and sizes of files during a run on a light lab, and events of months at a site.
 
 Samples come from /proc of this machine and ask no daemon.  Meanwhile a "day"
 passes with every hundredth job: logrotate runs with the configuration of
@@ -95,7 +95,7 @@ class Endurance:
         )
 
     def _sample(self) -> Sample:
-        """What there is now.
+        """The present values.
 
         Raises:
             _AWAY: a daemon or a host is not there.

@@ -56,7 +56,7 @@ class Fault:
 
     @property
     def ends_daemon(self) -> bool:
-        """Whether a daemon that lives for years begins anew."""
+        """Whether a daemon that lives for years starts again."""
         return bool(self.unit) or self.act == "reboot"
 
     @property

@@ -50,16 +50,16 @@ class Findings:
     drains: list[tuple[Trouble, str]]
     """Drained nodes, each with the kind of the fault, or what of Slurm, that explains it; empty: nothing."""
     left: list[str]
-    """What was not cleared away in CLEAN_S."""
+    """Objects that were not removed in CLEAN_S."""
     clean_after_s: float
     states: dict[str, str]
     duration_s: float
     harm: list[str]
-    """What the attacker reached, and the starts of others that she delayed."""
+    """Places that the attacker reached, and starts of others that she delayed."""
     grown: list[Trend] = field(default_factory=list)
-    """What daemons and files need more and more of."""
+    """Resources of daemons and files that grow."""
     broken: list[str] = field(default_factory=list)
-    """What failed of the campaign itself."""
+    """Failed parts of the campaign itself."""
 
     @property
     def unexplained(self) -> list[Verdict]:
@@ -138,7 +138,7 @@ def _cause(trouble: Trouble, record: Record, stuck: dict[str, str]) -> str:
 
 
 def harm_done(campaign: Campaign, verdicts: list[Verdict]) -> list[str]:
-    """What an attacker did to others; measured with jobs that no fault touched."""
+    """An attacker's effects on others; measured with jobs that no fault touched."""
     attacks = campaign.record.attacks
     if attacks is None:
         return []
@@ -182,7 +182,7 @@ def _end(
 
 
 def remains(lab: Lab) -> list[str]:
-    """What is left: by an independent count, by vhpc's own word, and in vhpcd's database."""
+    """Leftovers: by an independent count, by vhpc's own report, and in vhpcd's database."""
     found = lab.leaks()
     found += [f"lease {lease}" for lease in lab.leases()]
     for node in lab.nodes:
@@ -217,7 +217,7 @@ def batch_lines(lab: Lab) -> dict[int, str]:
 
 
 def stuck_extern_steps(lab: Lab) -> dict[str, str]:
-    """By node what is to be said of extern steps that did not end although they had nothing left."""
+    """Lines by node about extern steps that did not end although they had no process left."""
     found = {}
     for node, log in step_logs(lab, "extern"):
         if jobs := without_processes(log):

@@ -133,7 +133,7 @@ class Injector:
         return host, found
 
     def _key_of(self, job_id: int) -> tuple[str, int] | None:
-        """Whose job it is; a job that slurmctld has just taken is seen a little later."""
+        """The campaign's key of a job; a job that slurmctld has just accepted is seen a little later."""
         for _ in range(20):
             key = self.watch.of_job(job_id)
             if key is not None:
@@ -164,7 +164,7 @@ class Injector:
         return None
 
     def _element(self, key: tuple[str, int], job_id: int) -> str:
-        """What Slurm calls just this job; the id of an array's last element is that of the whole array."""
+        """Slurm's name for just this job; the id of an array's last element is that of the whole array."""
         of_array = [job.id for job in self.record.submitted if job.plan.name == key[0] and job.kind.tasks > 1]
         return f"{of_array[0]}_{key[1]}" if of_array else str(job_id)
 

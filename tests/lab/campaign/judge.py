@@ -43,13 +43,13 @@ KILL_FAILED = "Kill task failed"
 """Slurm's reason to drain a node with a step that did not end within UnkillableStepTimeout."""
 OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
-# AdminComment of a job of which there is nothing to say: only what ran.
+# AdminComment of a job without a problem: only its image and usage.
 IMAGE = re.compile(r"vhpc:(?: image \S+@sha256:[0-9a-f]{64};?)?(?: usage (?:[a-z_]+=[0-9./]+ ?)+)?")
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
 PEER = r"(?:node \S+: )?"
 """In the message of a job with a network, if its guests of another node are the reason."""
 QEMU_BUG = re.compile(rf"^vhpc: {PEER}QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
-"""QEMU's own complaint: nobody killed it."""
+"""QEMU's own complaint: it was not killed."""
 NO_BOOT = re.compile(rf"^vhpc: {PEER}(image \S+ did not (get ready|boot)|the guest ended on) ")
 """A guest that did not come up, as its console says: daemons of the cluster have no part in that."""
 NO_START = re.compile(r"^vhpc: cannot start the guest: ")
@@ -71,7 +71,7 @@ SLURMS = re.compile(
 
 @dataclass(frozen=True)
 class End:
-    """What is known of how a job (an element of an array) ended."""
+    """The end of a job (an element of an array)."""
 
     name: str
     kind: Kind
@@ -191,7 +191,7 @@ def _our_line(end: End, fault: Fault) -> str:
 
 
 def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
-    """What shows that a job ended in that way by such a fault; empty when nothing does."""
+    """The evidence that a job ended in that way by such a fault; empty if there is none."""
     ids = end.track.ids if end.track is not None else frozenset()
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
@@ -247,7 +247,7 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
 
 
 def _without_stepd(end: End) -> str:
-    """What shows that slurmctld waited for a slurmstepd that was gone; empty when nothing does."""
+    """The evidence that slurmctld waited for a slurmstepd that was gone; empty if there is none."""
     if end.state != "TIMEOUT":
         return ""
     if end.kind.act == "interactive":

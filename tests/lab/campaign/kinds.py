@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of jobs, and how a job of each kind ends when nobody disturbs it.
+"""The kinds of jobs, and how a job of each kind ends without a disturbance.
 
-What is expected here comes from Slurm's manual and from what the same job does
-without a guest, not from the code under test.
+The expectations come from Slurm's manual and from the same jobs without
+guests, not from the code under test.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a campaign will do: a pure function of its seed."""
+"""The plan of a campaign: a pure function of its seed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlannedJob:
 
     @property
     def name(self) -> str:
-        """Its name in Slurm, by which everything of it is found again: ids are not unique after faults."""
+        """Its name in Slurm, which finds everything of it again: ids are not unique after faults."""
         return f"c{self.number:03d}-{self.kind}"
 
 
@@ -38,7 +38,7 @@ class PlannedJob:
 class PlannedFault:
     """A fault: after so many jobs were submitted, and ``pause_s``.
 
-    ``pick`` (from 0, less than 1) chooses among what there is to hit at that moment,
+    ``pick`` (from 0, less than 1) chooses among the targets at that moment,
     ``delay_s`` is how long after it was found, ``hold_s`` how long until the
     fault is undone.
     """
@@ -80,7 +80,7 @@ def draw(
 ) -> Plan:
     """Draw a campaign.
 
-    Kinds come from decks that are shuffled anew when they are used up, so that
+    Kinds come from decks that are shuffled again when they are used up, so that
     a campaign of some length holds all of them.  ``short`` leaves out what
     takes minutes; in an ``attacked`` one all jobs are of the user who is not
     the attacker; a ``light`` one is for a lab without real guests.
@@ -132,8 +132,8 @@ def _light_moments(
 ) -> list[tuple[int, str]]:
     """As ``_moments``; those that end a daemon come in the first third of the jobs.
 
-    What daemons hold is compared between the other thirds (trends.py), through
-    which each of them therefore lives.
+    The daemons' resources are compared between the other thirds (trends.py),
+    so each daemon lives through both.
     """
     enders = faults // ENDERS
     moments = _moments(dice, [hit for hit in hits if hit.ends_daemon], jobs // 3, enders)

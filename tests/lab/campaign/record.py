@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was done in a campaign: submissions, faults, and what the operator did."""
+"""The record of a campaign: submissions, faults, and actions of the operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from campaign.trends import Sample
 
 @dataclass
 class Submitted:
-    """What became of a submission; ``answer`` is of sbatch, or of srun where that is the whole job."""
+    """The result of a submission; ``answer`` is of sbatch, or of srun if that is the whole job."""
 
     plan: PlannedJob
     at: float
@@ -30,7 +30,7 @@ class Submitted:
 
     @property
     def keys(self) -> tuple[tuple[str, int], ...]:
-        """What Slurm knows it by: its name, and the index of each array element."""
+        """Its identity in Slurm: its name, and the index of each array element."""
         return tuple((self.plan.name, index) for index in range(self.kind.tasks))
 
 
@@ -59,9 +59,9 @@ class Record:
     injected: list[Injected] = field(default_factory=list)
     missed: list[PlannedFault] = field(default_factory=list)
     helped: list[str] = field(default_factory=list)
-    """What the operator did."""
+    """Actions of the operator."""
     broken: list[str] = field(default_factory=list)
-    """What failed of the campaign itself."""
+    """Failed parts of the campaign itself."""
     attacks: Attacks | None = None
     samples: list[Sample] = field(default_factory=list)
-    """What daemons held during the run, on a light lab."""
+    """Resources of daemons during the run, on a light lab."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying out a plan: users who submit, faults beside them, and an operator who looks after the queue."""
+"""Carries out a plan: users who submit, faults meanwhile, and an operator who looks after the queue."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ FLAT, GROWS = "flat", "GROWS"
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen at one time.
+    """The values at one time.
 
     Attributes:
         at_s: seconds since the beginning of the run.

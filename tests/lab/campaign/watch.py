@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Slurm says about jobs and nodes, second by second, from the start of a campaign to its end."""
+"""Slurm's state of jobs and nodes, second by second, from the start of a campaign to its end."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Watch:
         self.heard = 0.0
         """When slurmctld has answered last."""
         self.queue: frozenset[tuple[str, int]] = frozenset()
-        """What slurmctld knew of then."""
+        """The jobs that slurmctld knew then."""
         self._before = frozenset(
             subprocess.run(
                 [VLAB, "exec", "ctl", "--", "squeue", "-h", "-a", "-r", "-t", "all", "-O", "JobID:12"],
@@ -121,7 +121,7 @@ class Watch:
         return max(found)[1] if found else None
 
     def alive(self) -> list[tuple[tuple[str, int], Seen]]:
-        """What slurmctld knew at its last answer and had not ended."""
+        """The jobs in slurmctld's last answer that had not ended."""
         with self._lock:
             return sorted((key, self.tracks[key].now) for key in self.queue if not self.tracks[key].ended)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def kind(fd: int) -> str:
-    """What the descriptor is."""
+    """The kind of the descriptor."""
     status = os.fstat(fd)
     if stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3):
         return "/dev/null"
@@ -34,7 +34,7 @@ lines = Path("/proc/self/status").read_text().split("\n")
 status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 umask = os.umask(0)
 os.umask(umask)
-# 32 and 33 belong to the C library, which lets nobody change them: they are what slurmd was started with.
+# 32 and 33 belong to the C library, which lets no program change them: they are as slurmd was started.
 hidden = 1 << 31 | 1 << 32
 signals = {n: f"{int(status[n], 16) & ~hidden:016x}" for n in ("SigPnd", "SigBlk", "SigCgt", "SigIgn")}
 found = {
