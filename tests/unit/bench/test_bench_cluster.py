@@ -51,7 +51,7 @@ def test_cpu_time_of_a_child_is_counted_by_the_kernel() -> None:
     assert 1 < now <= peak
 
 
-def test_requests_are_those_by_type_and_not_those_by_user() -> None:
+def test_requests_are_counted_by_type_and_not_by_user() -> None:
     found = counted.requests((DATA / "sdiag/24.11.5.txt").read_text())
     # counted by eye in the file
     assert found["REQUEST_COMPLETE_PROLOG"] == 14
@@ -97,7 +97,7 @@ def test_requests_of_others_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("later", "most", "met"), [(0.9, 2, True), (1.1, 2, False), (0.9, 130, False)], ids=str
 )
-def test_each_target_can_be_missed(later: float, most: int, met: bool) -> None:
+def test_each_target_has_a_case_that_misses_it(later: float, most: int, met: bool) -> None:
     cases = [case("1 nodes", 0.1, 2), case("128 nodes", later, most), case("200 jobs", 9.0, 400, jobs=200)]
     report = judged(Report("cluster"), cases)
     assert report.met is met

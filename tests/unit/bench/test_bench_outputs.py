@@ -63,25 +63,25 @@ def test_own_programs_give_all_figures(test: str, name: str, values: int, versio
 
 
 @pytest.mark.parametrize("test", ["lammps", "hpcc"])
-def test_ranks_that_did_not_find_each_other_are_no_result(test: str) -> None:
+def test_ranks_without_a_common_world_give_no_result(test: str) -> None:
     with pytest.raises(OutputError, match=r"on 2 ranks instead of (once on )?4: its MPI library"):
         read(test, ranks=4)
 
 
-def test_several_runs_at_once_are_no_result() -> None:
+def test_several_runs_at_once_give_no_result() -> None:
     with pytest.raises(OutputError, match="ran 2 times"):
         parse(BY_NAME["lammps"], text("lammps.out") * 2, 2)
 
 
 @pytest.mark.parametrize("test", list(BY_NAME))
-def test_an_output_that_breaks_off_is_no_result(test: str) -> None:
+def test_a_truncated_output_gives_no_result(test: str) -> None:
     whole = text(f"{test}.out")
     for part in ("", whole[: len(whole) // 3]):
         with pytest.raises(OutputError):
             parse(BY_NAME[test], part, 2)
 
 
-def test_a_failed_hpcc_and_one_without_hpl_are_no_result() -> None:
+def test_hpcc_that_failed_or_lacks_hpl_gives_no_result() -> None:
     whole = text("hpcc.out")
     with pytest.raises(OutputError, match="Success is not 1"):
         parse(BY_NAME["hpcc"], whole.replace("\nSuccess=1\n", "\nSuccess=0\n"), 2)
@@ -101,7 +101,7 @@ def test_a_figure_is_a_positive_number(value: str) -> None:
 
 
 @pytest.mark.parametrize("energy", ["nan", "-nan", "inf", "lost"])
-def test_a_simulation_that_exploded_is_no_result(energy: str) -> None:
+def test_a_simulation_that_exploded_gives_no_result(energy: str) -> None:
     with pytest.raises(OutputError, match="total energy"):
         parse(BY_NAME["lammps"], text("lammps.out").replace("-4.623256058", energy), 2)
 

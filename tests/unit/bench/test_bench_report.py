@@ -110,7 +110,7 @@ def test_a_run_with_kvm_passes_without_warnings() -> None:
     assert (one.status, one.comparisons[0].efficiency) == ("measured", 0.97)
 
 
-def test_emulated_guests_and_virtual_nodes_are_warned_of() -> None:
+def test_emulated_guests_and_virtual_nodes_are_warnings() -> None:
     found = runs("triad", 100, 1)
     for one in found:
         one.machine["hypervisor"] = "TCGTCGTCGTCG" if one.side == "guest" else MACHINE["hypervisor"]
@@ -155,7 +155,7 @@ def test_a_job_that_failed_leaves_the_rounds_before_it() -> None:
     assert done.tests[0].comparisons[0].guest.values == (90,)
 
 
-def test_different_programs_results_nodes_and_cpus_are_warned_of() -> None:
+def test_different_programs_results_nodes_or_cpus_are_warnings() -> None:
     one = BY_NAME["lammps"]
     native = run(1, "native", {"lammps": good(one, 9, "LAMMPS 4 Feb 2025", -4.6)}, cpus="4")
     guest = run(1, "guest", {"lammps": good(one, 9, "LAMMPS 29 Aug 2024", -4.7)}, cpus="3")

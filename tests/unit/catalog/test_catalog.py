@@ -85,7 +85,7 @@ def test_a_name_follows_new_images_while_digests_stay(tmp_path: Path) -> None:
     assert (tmp_path / "manifests/sha256" / f"{first[7:]}.json").exists()
 
 
-def test_unknown_image_names_near_ones(tmp_path: Path) -> None:
+def test_an_unknown_image_lists_similar_names(tmp_path: Path) -> None:
     publish(tmp_path, manifest())
     publish(tmp_path, manifest(), "rocky9/latest")
     line = refusal(tmp_path, "debian-minmal")
@@ -94,7 +94,7 @@ def test_unknown_image_names_near_ones(tmp_path: Path) -> None:
     )
 
 
-def test_unknown_tag_names_the_tags_there_are(tmp_path: Path) -> None:
+def test_an_unknown_tag_lists_the_known_tags(tmp_path: Path) -> None:
     publish(tmp_path, manifest(), "debian-minimal/12")
     publish(tmp_path, manifest(), "debian-minimal/13")
     assert "did you mean debian-minimal:12 or debian-minimal:13?" in refusal(tmp_path, "debian-minimal:14")
@@ -188,9 +188,7 @@ def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
         ({"cmdline": "quiet\nx"}, "cmdline"),
     ],
 )
-def test_a_manifest_that_we_could_not_boot_is_refused(
-    tmp_path: Path, changes: dict[str, Any], word: str
-) -> None:
+def test_a_manifest_that_cannot_boot_is_refused(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
     publish(tmp_path, manifest(**changes))
     assert word in refusal(tmp_path)
 

@@ -79,7 +79,7 @@ def test_a_name_without_digest_can_be_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("image.gc")
-def test_an_image_without_name_is_deleted_when_its_time_is_over(tmp_path: Path) -> None:
+def test_an_image_without_a_name_is_deleted_after_its_time(tmp_path: Path) -> None:
     old = publish(tmp_path, "base", b"old root")
     publish(tmp_path, "base", b"new root")
     first = edit.collect(tmp_path, 7 * DAY_S)

@@ -131,7 +131,7 @@ def test_a_submission_asks_for_one_guest() -> None:
     assert more[6:] == ["--vhpc-network=nat", "--gpus-per-node=2", "--constraint=kvm"]
 
 
-def test_texts_of_the_form_stay_one_word_each() -> None:
+def test_texts_of_the_form_stay_one_argument_each() -> None:
     options = native(image=HOSTILE, network=HOSTILE)
     assert options[4] == f"--vhpc-image={HOSTILE}"
     assert options[6] == f"--vhpc-network={HOSTILE}"
@@ -195,7 +195,7 @@ def test_scripts_are_valid(tmp_path: Path, name: str, hostile: bool) -> None:
         assert said.returncode == 0, said.stdout
 
 
-def test_texts_of_the_form_are_no_commands(tmp_path: Path) -> None:
+def test_texts_of_the_form_cannot_run_commands(tmp_path: Path) -> None:
     texts = dict.fromkeys(("kind", "portal", "portal_addresses"), HOSTILE)
     values = render("template", "template/values.sh.erb", CHOSEN | texts)
     show = values + 'printf \'%s|\' "$kind" "$portal" "${admitted[@]}"'

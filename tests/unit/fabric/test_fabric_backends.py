@@ -175,7 +175,7 @@ def test_waiting_for_a_hanging_opensm_has_a_deadline(
     assert patient.open(1, "n1").lease.state is LeaseState.READY
 
 
-def test_a_process_that_is_no_opensm_is_not_signalled(
+def test_a_process_other_than_opensm_gets_no_signal(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db")

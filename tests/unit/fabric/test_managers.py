@@ -325,7 +325,7 @@ def test_the_command_answers_line_by_line_until_its_input_ends(here: Opensm, tmp
         ("read line; echo '{\"unknown\": 1}'", "unknown"),
     ],
 )
-def test_a_command_that_makes_no_sense_is_no_answer(script: str, message: str) -> None:
+def test_an_invalid_answer_of_a_command_is_an_error(script: str, message: str) -> None:
     with pytest.raises(FabricError, match=message):
         RemoteOpensm(("sh", "-c", script), 1.0).read()
 
@@ -344,7 +344,7 @@ def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
     remote.close()
 
 
-def test_a_command_that_is_not_there_is_no_answer() -> None:
+def test_a_missing_command_is_an_error() -> None:
     with pytest.raises(FabricError, match="No such file"):
         RemoteOpensm(("/none",), 1.0).read()
 

@@ -209,7 +209,7 @@ def test_an_answer_without_end_is_not_waited_for(ufm: FakeUfm, tmp_path: Path) -
         site.backend.validate(site.snapshot)
 
 
-def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
+def test_a_login_page_is_an_error(site: Site, ufm: FakeUfm) -> None:
     ufm.fail("GET", "html", times=99)
     with pytest.raises(FabricError, match=r"cannot be read.*login page"):
         site.backend.validate(site.snapshot)

@@ -238,7 +238,7 @@ def test_a_wrong_value_of_vhpc_pmi_is_an_error(guest: Guest) -> None:
     assert done.stderr == b"vhpc: VHPC_PMI=singletons: must be relay or singleton\n"
 
 
-def test_an_agent_that_cannot_refuse_starts_no_such_task(late_guest: Guest, server: Server) -> None:
+def test_an_agent_that_cannot_refuse_starts_no_task(late_guest: Guest, server: Server) -> None:
     command: list[str | Path] = [late_guest.bin / "vhpc-run", "--", "true"]
     fd = server.task.fileno()
     env = late_guest.env() | pmi_step(SLURM_STEP_NUM_NODES="2", PMI_FD=str(fd))

@@ -112,7 +112,7 @@ print([link.makefile().read() for link in links] == ["X%d" % number for number i
 
 
 @pytest.mark.promise("pmi.refuse")
-def test_a_pmix_server_that_is_gone_ends_the_program(guest: Guest) -> None:
+def test_a_lost_pmix_server_ends_the_program(guest: Guest) -> None:
     done = in_step(guest, pmi_step(free_port()), "python3", "-c", USE_PMI)
     assert (done.returncode, done.stdout) == (126, b"before\n")
     assert b"the PMIx server of the step does not answer: Connection refused" in done.stderr

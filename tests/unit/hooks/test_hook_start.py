@@ -126,7 +126,7 @@ def test_a_package_replaced_during_the_imports_starts_it_again(package: Package)
     assert said(process) == "word 2 2\n"
 
 
-def test_a_module_that_is_gone_meanwhile_is_no_error(package: Package) -> None:
+def test_a_module_removed_meanwhile_is_no_error(package: Package) -> None:
     package.hold.touch()
     process = package.run()
     package.wait_begun(1)

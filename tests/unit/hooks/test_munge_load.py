@@ -97,7 +97,7 @@ def test_an_epilog_needs_one_credential(
     assert record.acknowledged == ("n1",)
 
 
-def test_an_older_vhpcd_gets_the_requests_one_by_one(
+def test_an_older_vhpcd_gets_single_requests(
     vhpcd: Vhpcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ack, used = ended(vhpcd, "n1", "n2")
@@ -117,7 +117,7 @@ def test_an_older_vhpcd_gets_the_requests_one_by_one(
     assert vhpcd.client.usage(42)[1] == (used,)
 
 
-def test_requests_in_one_credential_are_judged_one_by_one(vhpcd: Vhpcd) -> None:
+def test_requests_in_one_credential_are_checked_separately(vhpcd: Vhpcd) -> None:
     """One of them cannot be used; the other is done, and a repetition of the credential is refused."""
     ack, used = ended(vhpcd, "n1", "n2")
     del used

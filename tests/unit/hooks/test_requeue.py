@@ -123,7 +123,7 @@ def test_the_epilog_releases_the_state_file_of_tasks(
     assert (node.acknowledged, outbox.pending(node.layout.outbox)) == ([], [])
 
 
-def test_a_job_that_is_gone_needs_no_requeue(
+def test_an_ended_job_needs_no_requeue(
     node: Node, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.answers = [NO_VHPCD] * 2
@@ -166,7 +166,7 @@ def test_slurm_conf_tells_how_long_a_prolog_may_take(tmp_path: Path, text: str, 
     assert conffile.prolog_timeout_s(tmp_path / "slurm.conf") == seconds
 
 
-def test_without_slurm_conf_there_is_no_limit(tmp_path: Path) -> None:
+def test_without_slurm_conf_no_limit_applies(tmp_path: Path) -> None:
     assert conffile.prolog_timeout_s(tmp_path / "absent") is None
     assert slurm.HOOK_TIMEOUT_S < requeueing.REST_S < requeueing.UNLIMITED_S
     assert statefile.read_state(tmp_path / "state") == {}

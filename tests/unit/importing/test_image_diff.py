@@ -340,7 +340,7 @@ def test_random_damage_is_refused_or_read(small: bytes) -> None:
     assert ended == len(range(1024, len(small), 7))
 
 
-def test_a_root_that_is_no_file_system_is_one_line(tree: Path, tmp_path: Path) -> None:
+def test_a_root_without_a_file_system_is_one_line(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read the root of b:latest: it is not an EROFS"):
         compared(tmp_path, erofs(tree), b"rubbish" * 1000)
 

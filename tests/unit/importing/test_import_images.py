@@ -211,7 +211,7 @@ def test_a_result_that_makes_no_manifest_is_refused(site: Site, result: dict[str
         (lambda path: path.mkdir(), "Is a directory"),
     ],
 )
-def test_a_root_that_is_no_file_is_not_published(
+def test_a_root_that_is_not_a_file_is_not_published(
     site: Site, root: Callable[[Path], object], says: str
 ) -> None:
     site.root = root

@@ -294,7 +294,7 @@ PINNED = f"@{digest(IMAGE)}"
     ids=["401", "403", "404", "500", "503", "page", "deep", "endless", "trickle", "short", "lying",
          "to-a-file", "to-another-host", "to-another-tls-host"],
 )  # fmt: skip
-def test_a_manifest_that_is_not_sent_well_is_refused(
+def test_an_incomplete_manifest_is_refused(
     misbehaving: Any, tmp_path: Path, answer: Callable[[Any], None], suffix: str, says: str
 ) -> None:
     reference, layer = misbehaving

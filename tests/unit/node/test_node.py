@@ -107,7 +107,7 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes", "²", "77"])
-def test_stray_file_in_the_jobs_folder_is_removed(layout: Layout, name: str) -> None:
+def test_an_unknown_file_in_the_jobs_folder_is_removed(layout: Layout, name: str) -> None:
     layout.jobs.mkdir(parents=True, exist_ok=True)
     (layout.jobs / name).touch()
     (layout.jobs / "link").symlink_to("/etc")

@@ -166,7 +166,7 @@ def test_a_damaged_acknowledgement_is_reported(layout: Layout, caplog: pytest.Lo
     assert [path.name for path in outbox.set_aside(layout.outbox)] == [f"{acks[0].generation}.damaged"]
 
 
-def test_a_stray_file_in_the_outbox_stops_no_health_check(layout: Layout) -> None:
+def test_an_unknown_file_in_the_outbox_stops_no_health_check(layout: Layout) -> None:
     put(layout.outbox, 1)
     (layout.outbox / "notes.json").write_text("{}")
     assert list(audit.unacknowledged(layout, "n1", [ack(1).generation])) == []

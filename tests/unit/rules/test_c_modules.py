@@ -67,7 +67,7 @@ def test_a_circle_of_three_is_found(tmp_path: Path) -> None:
     ],
     ids=["a static function", "a comment", "a text", "a member"],
 )
-def test_a_name_that_means_something_else_is_no_use(tmp_path: Path, harmless: str) -> None:
+def test_the_same_name_with_another_meaning_is_not_counted(tmp_path: Path, harmless: str) -> None:
     assert check(write(tmp_path, low_c=harmless, high_c=HIGH)) == (0, "")
 
 

@@ -70,7 +70,7 @@ def test_records_of_several_jobs_are_left_to_scontrol(site: Site, fields: dict[s
     assert site.connect().load(2) == site.expected()
 
 
-def test_a_job_that_is_gone_has_its_own_error(site: Site) -> None:
+def test_a_missing_job_has_its_own_error(site: Site) -> None:
     with pytest.raises(NoSuchJobError):
         site.connect().load(7)
 
@@ -194,7 +194,7 @@ def test_a_process_that_fails_is_an_error(site: Site, scenario: dict[str, Any], 
     assert port.load(2) == site.expected()
 
 
-def test_text_that_pyslurm_prints_is_no_answer(site: Site) -> None:
+def test_printed_text_of_pyslurm_is_not_an_answer(site: Site) -> None:
     site.change(**{"import": "noise"})
     assert site.connect().load(2) == site.expected()
 

@@ -127,7 +127,7 @@ def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
     return live_pyslurm(request) if kind == "pyslurm" else live_scontrol()
 
 
-def test_a_job_that_is_gone_has_its_own_error(slurm: Slurm) -> None:
+def test_a_missing_job_has_its_own_error(slurm: Slurm) -> None:
     with pytest.raises(NoSuchJobError):
         slurm.load(GONE)
     with pytest.raises(NoSuchJobError):
@@ -136,7 +136,7 @@ def test_a_job_that_is_gone_has_its_own_error(slurm: Slurm) -> None:
         slurm.set_admin_comment(GONE, "vhpc: hello")
 
 
-def test_cancelling_a_job_that_is_gone_is_no_error(slurm: Slurm) -> None:
+def test_cancelling_a_missing_job_succeeds(slurm: Slurm) -> None:
     slurm.cancel(GONE)
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_job_is_distinguished_from_an_outage(tmp_path: Path) -> None:
     assert not isinstance(caught.value, NoSuchJobError)
 
 
-def test_cancelling_an_ended_job_is_no_error(tmp_path: Path) -> None:
+def test_cancelling_an_ended_job_succeeds(tmp_path: Path) -> None:
     commands(tmp_path, "echo 'scancel: error: Kill job error: Invalid job id specified' >&2; exit 1").cancel(
         5
     )

@@ -74,7 +74,7 @@ def test_the_folder_may_be_the_sysfs_tree_itself(vhpc: Vhpc, trees: Trees) -> No
     )
 
 
-def test_a_folder_that_is_no_sysfs_tree_is_the_users_mistake(vhpc: Vhpc) -> None:
+def test_a_folder_without_a_sysfs_tree_is_refused(vhpc: Vhpc) -> None:
     vhpc("inventory", "--sysfs-root", str(vhpc.folder / "nowhere"), code=1)
     assert "there is no sysfs tree" in vhpc.error
 
@@ -204,7 +204,7 @@ def test_picture_and_document_do_not_mix_on_standard_output(vhpc: Vhpc) -> None:
     assert "--svg -" in vhpc.error
 
 
-def test_names_from_sysfs_are_no_markup(vhpc: Vhpc) -> None:
+def test_markup_in_names_from_sysfs_is_escaped(vhpc: Vhpc) -> None:
     tree = gpu_node(vhpc.folder / "gpus", sockets=1, cores=2, complexes=1, gpus=0, vfs=0)
     (tree.sys / "bus/pci/devices/0000:0b:00.0/net/<b> & \x1b[31m").mkdir()
     out = vhpc("inventory", "--sysfs-root", str(tree.root))

@@ -39,14 +39,14 @@ def changed(key: str, value: str) -> SlurmSettings:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_recommended_settings_are_all_right_in_every_release(release: str) -> None:
+def test_the_recommended_settings_pass_in_every_release(release: str) -> None:
     found = list(slurm.check(settings(f"{release}-recommended"), Config()))
     assert [finding for finding in found if finding.level is not Level.OK] == []
     assert one(found, "slurm.version").what == f"Slurm {release}"
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_slurms_defaults_are_not(release: str) -> None:
+def test_slurms_defaults_have_findings(release: str) -> None:
     found = list(slurm.check(settings(f"{release}-default"), Config()))
     assert levels(found) == {
         "version": "ok",
@@ -230,7 +230,7 @@ def test_boots_longer_than_slurms_message_timeout_are_reported(tmp_path: Path) -
     assert boottime.message_timeout(30, longest).level is Level.OK
 
 
-def test_slurms_own_sbcast_in_front_of_ours_is_pointed_out(
+def test_slurms_sbcast_before_vhpcs_in_path_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(paths=Paths(libexec=str(tmp_path)), controller=Controller(slurm_bin=f"{tmp_path}/slurm"))
@@ -305,7 +305,7 @@ def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
 @pytest.mark.parametrize(
     ("sacctmgr", "level"), [("echo 'vhpc|None'", "error"), ("echo 'vhpc|Operator'", "ok")]
 )
-def test_private_jobs_make_an_operator_of_vhpcd_s_user_a_must(
+def test_private_jobs_require_vhpcds_user_to_be_an_operator(
     tmp_path: Path, sacctmgr: str, level: str
 ) -> None:
     executable(tmp_path / "sacctmgr", sacctmgr)

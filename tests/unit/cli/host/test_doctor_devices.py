@@ -105,7 +105,7 @@ def test_without_iommu_or_driver_nothing_can_be_passed_through(rig: Rig) -> None
     assert found["devices.vfio"].level is Level.ERROR
 
 
-def test_a_command_that_is_not_there_is_an_error(rig: Rig) -> None:
+def test_a_missing_scrub_command_is_an_error(rig: Rig) -> None:
     rig.with_devices(gpu_scrub=("/nowhere/scrub", "{address}"))
     assert findings(rig)["devices.clearing"].what == "/nowhere/scrub does not exist"
 

@@ -96,7 +96,7 @@ def levels(found: Config) -> dict[str, str]:
 
 
 @simulated
-def test_a_fabric_as_it_should_be_has_nothing_to_repair(opensm: SimulatedFabric) -> None:
+def test_a_correct_fabric_has_no_findings(opensm: SimulatedFabric) -> None:
     found = seen(config(opensm))
     assert {check: finding.level.value for check, finding in found.items()} == GOOD_LEVELS
     assert found["fabric.room"].what == "ports have room for 64 keys or more"
@@ -127,7 +127,7 @@ def test_a_fabric_that_is_open_is_an_error_with_its_ports(opensm: SimulatedFabri
 
 
 @simulated
-def test_a_file_that_is_not_there_is_an_error(opensm: SimulatedFabric) -> None:
+def test_a_missing_partitions_file_is_an_error(opensm: SimulatedFabric) -> None:
     opensm.partitions.unlink()
     assert levels(config(opensm))["fabric.file"] == "error"
 
@@ -298,7 +298,7 @@ def asked(ufm: FakeUfm, tmp_path: Path) -> dict[str, str]:
     return levels(Config(fabric=keys))
 
 
-def test_a_ufm_as_it_comes_is_warned_of(ufm: FakeUfm, tmp_path: Path) -> None:
+def test_a_ufm_with_default_settings_is_a_warning(ufm: FakeUfm, tmp_path: Path) -> None:
     assert asked(ufm, tmp_path) == {
         "fabric.ufm": "ok",
         "fabric.default": "ok",
@@ -318,6 +318,6 @@ def test_a_ufm_whose_ports_reach_each_other_is_an_error(
     assert asked(ufm, tmp_path)["fabric.default"] == level
 
 
-def test_a_ufm_that_does_not_let_us_in_is_an_error(ufm: FakeUfm, tmp_path: Path) -> None:
+def test_a_ufm_that_refuses_the_token_is_an_error(ufm: FakeUfm, tmp_path: Path) -> None:
     ufm.token = "another"
     assert asked(ufm, tmp_path) == {"fabric.ufm": "error"}

@@ -19,12 +19,12 @@ from vhpc_slurm.node.network import forwarding, probe, segment, tools
 JOB = Config(network=Network(allowed=("none", "job")))
 
 
-def test_a_site_without_job_networks_is_not_bothered() -> None:
+def test_a_site_without_job_networks_has_no_findings() -> None:
     assert list(network.check(Config(), "n1", root=True)) == []
 
 
 @pytest.mark.skipif(bool(usable()), reason=usable())
-def test_a_kernel_that_can_do_it_is_tried_and_left_as_it_was() -> None:
+def test_a_capable_kernel_is_tried_and_not_changed() -> None:
     before = tools.run("ip", "-o", "link")
     found = network.kernel()
     assert found.level is Level.OK, found
@@ -42,7 +42,7 @@ def test_missing_features_of_the_kernel_are_named(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("trusted", "level"), [(False, Level.ERROR), (True, Level.WARN)])
-def test_a_node_without_nftables(monkeypatch: pytest.MonkeyPatch, trusted: bool, level: Level) -> None:
+def test_missing_nftables_is_reported(monkeypatch: pytest.MonkeyPatch, trusted: bool, level: Level) -> None:
     monkeypatch.setattr(tools, "find", lambda _program: None)
     config = Config(network=Network(allowed=("job",), default="job", trusted_underlay=trusted))
     found = {one.check: one for one in network.check(config, "n1", root=False)}
@@ -104,7 +104,7 @@ def test_a_controller_without_ssh_keygen_gets_a_warning(
 NAT = Config(network=Network(allowed=("none", "nat"), nat_dns=("192.0.2.1",)))
 
 
-def test_a_site_without_nat_is_not_bothered() -> None:
+def test_a_site_without_nat_has_no_findings() -> None:
     assert list(nat.check(JOB, root=True)) == []
 
 
@@ -148,7 +148,7 @@ def test_groups_with_gids_of_guests_are_reported(tmp_path: Path) -> None:
     assert "alice:4000:1001 of" in nat.gids(guests, groups, subgid).what
 
 
-def test_a_profile_of_apparmor_is_reported_with_its_cure(tmp_path: Path) -> None:
+def test_a_profile_of_apparmor_is_reported_with_a_hint(tmp_path: Path) -> None:
     assert list(nat.apparmor(NAT, tmp_path / "none")) == []
     profiles = tmp_path / "profiles"
     profiles.write_text("passt (complain)\n")

@@ -115,7 +115,7 @@ def test_software_emulation_is_a_warning() -> None:
     assert one(found, "node.topology").what.startswith(f"{os.cpu_count()} CPUs, ")
 
 
-def test_a_libvirt_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_libvirt_is_an_error(tmp_path: Path) -> None:
     config = Config(
         guests=Guests(libvirt_uri=f"qemu+unix:///system?socket={tmp_path}/none", stage_timeout_s=5),
         controller=Controller(),

@@ -28,7 +28,7 @@ def plugstack_of(
     )
 
 
-def test_a_required_plugin_that_is_there_is_all_right(tmp_path: Path) -> None:
+def test_a_required_plugin_that_exists_is_ok(tmp_path: Path) -> None:
     assert plugstack_of(tmp_path, "# ours\nrequired vhpc.so default_image=x\n").level is Level.OK
 
 

@@ -145,7 +145,7 @@ def test_a_configless_host_has_no_plugstack_of_its_own(config: Config, host: Pla
     assert list(host.slurm.iterdir()) == []
 
 
-def test_a_step_that_fails_says_why(config: Config, host: Place) -> None:
+def test_a_failed_step_has_its_reason(config: Config, host: Place) -> None:
     program(Path(host.statoverride), "#!/bin/sh\necho 'an override already exists' >&2\nexit 2\n")
     (failed,) = (
         step for step in steps(config, Role.NODE, dry_run=False, place=host) if step.kind == "libvirt"

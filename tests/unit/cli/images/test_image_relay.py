@@ -41,7 +41,7 @@ def test_a_node_that_has_the_image_is_asked_first() -> None:
     assert relay.unneeded(more=False) == ["a", "b", "c", "d", "e"]
 
 
-def test_nodes_that_are_gone_or_do_not_serve_are_not_asked() -> None:
+def test_ended_and_not_serving_nodes_are_not_asked() -> None:
     relay = Relay()
     relay.join("a", serves=True)
     relay.join("b", serves=False)

@@ -114,7 +114,7 @@ def until(what: Callable[[], bool], seconds: float = 60) -> None:
 # --- one node ----------------------------------------------------------------
 
 
-def test_stage_copies_once_and_says_how_much(site: Site) -> None:
+def test_stage_copies_once_and_prints_the_amount(site: Site) -> None:
     first = site.json("image", "stage", f"base@{site.digest}")
     assert (first["digest"], first["copied"]) == (site.digest, BYTES)
     found = site.blobs("vhpc")
@@ -309,7 +309,7 @@ def test_only_root_stages_and_warms(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert site.blobs("vhpc") == {}
 
 
-def test_an_sinfo_that_fails_or_babbles_is_an_error(site: Site) -> None:
+def test_a_failed_or_garbled_sinfo_is_an_error(site: Site) -> None:
     site.nodes("slurm is fun\n")
     site.run("image", "warm", "base", "-w", "n1", code=4)
     assert "cannot parse Slurm's list of nodes" in site.error

@@ -183,7 +183,7 @@ def test_one_node_after_another_needs_one_catalogue(site: Site) -> None:
 
 @pytest.mark.promise("peers.warm")
 @needs_nodes
-def test_a_node_that_only_says_it_serves_fails_no_other(site: Site) -> None:
+def test_a_node_that_claims_to_serve_fails_no_other(site: Site) -> None:
     """11 joins first and copies nothing until 12 has all; the others give it up."""
     (site.folder / "11.sh").write_text(
         "read begin; echo '{\"serves\":true}'; read sources; touch joined\n"

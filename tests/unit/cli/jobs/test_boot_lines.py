@@ -180,7 +180,9 @@ def command() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.promise("boot.progress")
 @needs_munged
-def test_a_waiting_command_says_how_far_guests_are(vhpcd: Vhpcd, command: subprocess.Popen[bytes]) -> None:
+def test_a_waiting_command_shows_the_progress_of_guests(
+    vhpcd: Vhpcd, command: subprocess.Popen[bytes]
+) -> None:
     lease = opened(vhpcd)
     ready(vhpcd, lease, "n1")
     vhpcd.client.look(42, 0, "n2", ("agent g0", 12.0))

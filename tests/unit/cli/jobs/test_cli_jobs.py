@@ -107,7 +107,7 @@ def test_ready_is_when_the_last_guest_is_set_up() -> None:
 
 
 @needs_root
-def test_a_node_shows_its_own_timeline_when_vhpcd_is_gone(vhpc: Vhpc) -> None:
+def test_a_node_shows_its_own_timeline_without_vhpcd(vhpc: Vhpc) -> None:
     folder = vhpc.folder / "state/timeline"
     folder.mkdir(parents=True)
     for restart, offset in ((0, 0), (1, 1000)):
@@ -142,6 +142,6 @@ def test_a_node_shows_its_own_timeline_when_vhpcd_is_gone(vhpc: Vhpc) -> None:
 
 
 @needs_root
-def test_a_controller_that_is_gone_is_status_4(vhpc: Vhpc) -> None:
+def test_an_unreachable_vhpcd_is_exit_status_4(vhpc: Vhpc) -> None:
     vhpc("ps", code=4)
     vhpc("plan", "42", code=4)

@@ -200,7 +200,7 @@ def test_empty_console_is_reported_once(
     assert process.end() == (0, "", "")
 
 
-def test_following_ends_well_when_slurm_ends_the_step(site: Site, node: Path, calls: Path) -> None:
+def test_following_succeeds_when_slurm_ends_the_step(site: Site, node: Path, calls: Path) -> None:
     site.opened(42)
     (site.vhpcd.folder / "bin/srun").write_text(
         "#!/bin/sh\necho last words\n"

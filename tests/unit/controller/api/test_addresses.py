@@ -109,7 +109,7 @@ def test_names_that_resolve_too_slowly_keep_their_addresses(tmp_path: Path) -> N
     assert found.known == before
 
 
-def test_a_node_gone_from_slurm_is_remembered_for_a_day(tmp_path: Path) -> None:
+def test_a_node_removed_from_slurm_is_kept_for_a_day(tmp_path: Path) -> None:
     now = 0.0
     stand_in: Any = Asked()
     found = HostAddresses(
@@ -164,7 +164,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(
         hosts(tmp_path, **settings)
 
 
-def test_an_address_is_written_in_one_way() -> None:
+def test_addresses_have_one_form() -> None:
     assert plain("::ffff:10.0.0.1") == "10.0.0.1"
     assert plain("fe80::1%eth0") == "fe80::1"
     assert plain("FD00:0:0::1") == "fd00::1"

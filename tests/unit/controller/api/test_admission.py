@@ -52,7 +52,7 @@ def test_the_oldest_of_an_address_goes_not_the_newest(hall: Hall) -> None:
     assert hall.dropped == ["a"], "who has ended takes no room"
 
 
-def test_when_all_have_too_many_the_address_with_most_gives_way(hall: Hall) -> None:
+def test_over_all_limits_the_largest_address_is_closed(hall: Hall) -> None:
     for name, address in (("a", "1"), ("b", "2"), ("c", "2"), ("d", "3"), ("e", "4")):
         hall.enter(name, address)
     assert hall.dropped == ["b"]
@@ -90,7 +90,7 @@ def test_the_largest_of_an_address_goes(hall: Hall) -> None:
     assert hall.dropped == ["large", "small"], "a single one may be too large as well"
 
 
-def test_of_all_the_address_that_holds_most_gives_way(hall: Hall) -> None:
+def test_the_address_with_most_bytes_is_closed_first(hall: Hall) -> None:
     for name, count in (("a", 70), ("b", 90), ("c", 20)):
         hall.admission.grew(hall.enter(name, name), count)
     hall.admission.grew(hall.peers["c"], 25)
@@ -98,7 +98,7 @@ def test_of_all_the_address_that_holds_most_gives_way(hall: Hall) -> None:
     assert hall.why == ["other hosts hold too many bytes"]
 
 
-def test_as_many_give_way_as_it_takes(hall: Hall) -> None:
+def test_as_many_connections_close_as_needed(hall: Hall) -> None:
     for name, address, count in (("a", "1", 45), ("b", "1", 46), ("c", "2", 90), ("d", "3", 19)):
         hall.admission.grew(hall.enter(name, address), count)
     assert hall.dropped == []

@@ -114,9 +114,7 @@ def test_accepted_connections_are_passed_with_their_place(port: int) -> None:
     assert len(asyncio.run(accept())) == 2
 
 
-def test_others_have_a_limited_rate_and_the_own_host_has_none(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_other_hosts_have_a_limited_rate(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "RATE", 20.0)
     monkeypatch.setattr(listening, "BURST", 10.0)
     counts = {"127.0.0.1": 0, "127.0.0.2": 0}

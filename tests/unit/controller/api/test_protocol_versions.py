@@ -79,7 +79,7 @@ def test_a_newer_client_speaks_the_version_of_vhpcd(vhpcd: Vhpcd, monkeypatch: p
         client.open_generation(replace(request(8), disk_mib=512), allocation())
 
 
-def test_versions_that_are_no_neighbours_get_one_line(vhpcd: Vhpcd) -> None:
+def test_distant_versions_get_one_line(vhpcd: Vhpcd) -> None:
     newer = of_version(vhpcd, NEWER).start()
     try:
         with pytest.raises(FabricError, match=f"does not speak protocol {NEWER - 1}") as raised:

@@ -343,7 +343,7 @@ def test_seff_says_when_nodes_report(site: Config, monkeypatch: pytest.MonkeyPat
         seff.seff(7)
 
 
-def test_a_row_of_sacct_that_is_no_record_is_an_error(site: Config, tmp_path: Path) -> None:
+def test_an_invalid_row_of_sacct_is_an_error(site: Config, tmp_path: Path) -> None:
     record(tmp_path, "7|7|COMPLETED|x|4|alice|")
     with pytest.raises(FabricError, match="cannot read sacct's record of job 7"):
         slurm.accounting(site).job(7)

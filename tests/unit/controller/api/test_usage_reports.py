@@ -160,7 +160,7 @@ def test_the_last_node_learns_that_the_report_is_complete(vhpcd: Vhpcd) -> None:
 
 
 @needs_munged
-def test_reports_of_many_nodes_come_in_pages(vhpcd: Vhpcd) -> None:
+def test_reports_of_many_nodes_are_read_in_pages(vhpcd: Vhpcd) -> None:
     client = vhpcd.client
     names = [f"n{number:03}" for number in range(120)]
     lease = client.open_generation(request(), allocation(*names))

@@ -180,7 +180,7 @@ def test_the_final_report_of_a_node_replaces_its_earlier_ones(vhpcd: Vhpcd) -> N
 
 
 @needs_munged
-def test_nodes_of_both_kinds_come_in_pages(vhpcd: Vhpcd) -> None:
+def test_nodes_of_both_kinds_are_read_in_pages(vhpcd: Vhpcd) -> None:
     names = [f"n{number:03}" for number in range(230)]
     generation = running(vhpcd, 42, *names)
     for number, name in enumerate(names):

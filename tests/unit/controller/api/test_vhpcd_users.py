@@ -219,7 +219,7 @@ def test_a_user_who_asks_too_often_gets_a_reason(vhpcd: Vhpcd) -> None:
     assert seen(vhpcd, 0) == [42]
 
 
-def test_long_lists_come_in_pages(vhpcd: Vhpcd) -> None:
+def test_long_lists_are_read_in_pages(vhpcd: Vhpcd) -> None:
     jobs = list(range(100, 131))
     for job_id in jobs:
         opened(vhpcd, job_id)

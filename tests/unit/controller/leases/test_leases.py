@@ -264,7 +264,7 @@ def test_a_node_without_a_part_gets_nothing(service: Alone) -> None:
         service.take(42, 0, "n9")
 
 
-def test_unknown_jobs_are_no_error_where_a_node_cannot_help(service: Alone) -> None:
+def test_requests_for_unknown_jobs_succeed_if_a_node_cannot_help(service: Alone) -> None:
     service.end(999, None)
     service.acknowledge(Generation(999, 0, "0" * 8), "n1", clean=True, note="", timeline=None)
     assert service.look(999, None) is None

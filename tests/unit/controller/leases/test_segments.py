@@ -88,7 +88,7 @@ def test_multicast_is_for_jobs_up_to_the_sites_limit(tmp_path: Path) -> None:
     assert found.flood
 
 
-def test_a_node_without_an_address_is_no_reason_to_keep_a_vni(tmp_path: Path) -> None:
+def test_a_node_without_an_address_keeps_no_vni(tmp_path: Path) -> None:
     site = Site(tmp_path / "db")
     with pytest.raises(FabricError, match=r"underlay address of 1 nodes.*the first is n2"):
         site.service.reserve(request(1), allocation("n1", "n2"), identity(0), {"n1": "192.0.2.1"})

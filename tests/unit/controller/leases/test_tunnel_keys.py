@@ -272,7 +272,7 @@ def test_a_node_that_demands_encryption_refuses_a_plain_segment() -> None:
 
 
 @pytest.mark.promise("net.wireguard-only")
-def test_without_nftables_there_is_no_encrypted_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encrypted_networks_need_nftables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "find", lambda _program: None)
     monkeypatch.setattr(segment, "found", lambda *_: [])
     lease = encrypted("n1", "n2")

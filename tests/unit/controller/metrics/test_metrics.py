@@ -233,7 +233,7 @@ def test_the_socket_of_a_killed_vhpcd_is_replaced(metered: Metered) -> None:
 
 
 @needs_munged
-def test_a_file_in_the_way_of_the_socket_stays(stopped: Vhpcd) -> None:
+def test_a_file_at_the_path_of_the_socket_stays(stopped: Vhpcd) -> None:
     where = stopped.folder / "metrics.sock"
     where.write_text("precious")
     configure(stopped, str(where))

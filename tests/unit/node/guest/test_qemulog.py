@@ -52,7 +52,7 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert qemulog.crash("vhpc-71", str(tmp_path)) == "warning: again"
 
 
-def test_no_log_and_a_link_are_no_crash(tmp_path: Path) -> None:
+def test_a_missing_log_and_a_link_count_as_no_crash(tmp_path: Path) -> None:
     (tmp_path / "real").write_text(START + end("crashed"))
     (tmp_path / "vhpc-71.log").symlink_to(tmp_path / "real")
     assert qemulog.crash("vhpc-71", str(tmp_path)) is None

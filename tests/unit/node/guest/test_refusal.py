@@ -183,7 +183,7 @@ def test_a_libvirt_with_stale_capabilities_must_be_restarted() -> None:
         started(libvirt)
 
 
-def test_a_libvirt_that_is_gone_is_the_nodes_fault() -> None:
+def test_an_unreachable_libvirt_is_the_nodes_fault() -> None:
     class Gone(Libvirt):
         def check(self, xml: str) -> None:
             raise NodeError("cannot start the guest", f"no answer to {len(xml)} bytes")

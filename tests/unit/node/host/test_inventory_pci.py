@@ -96,7 +96,7 @@ def test_addresses_sort_as_numbers() -> None:
     ]
 
 
-def test_a_bridge_to_conventional_pci_is_no_switch(tmp_path: Path) -> None:
+def test_a_bridge_to_conventional_pci_is_not_a_switch(tmp_path: Path) -> None:
     tree = MachineTree(tmp_path)
     port, bridge = "0000:00:1c.0", "0000:01:00.0"
     tree.pci("pci0000:00", 0, [], Function(port, BRIDGE))
@@ -156,7 +156,7 @@ def test_a_function_without_a_type_is_reported(tmp_path: Path, header: bytes | N
     )
 
 
-def test_a_function_that_has_gone_while_it_was_read_is_no_remark(tmp_path: Path) -> None:
+def test_a_function_removed_during_the_reading_is_no_remark(tmp_path: Path) -> None:
     tree = MachineTree(tmp_path)
     tree.pci("pci0000:00", 0, [], Function("0000:00:01.0", GPU))
     (tree.sys / "bus/pci/devices/0000:00:02.0").symlink_to("../../../devices/pci0000:00/0000:00:02.0")
@@ -237,7 +237,7 @@ def test_a_function_that_disappears_while_it_is_read_is_left_out(tmp_path: Path)
     assert "0000:ff:00.0" not in found
 
 
-def test_names_that_are_no_addresses_are_not_looked_at(tmp_path: Path) -> None:
+def test_names_without_a_pci_address_are_ignored(tmp_path: Path) -> None:
     tree = gpu_node(tmp_path, sockets=1, cores=2, threads=1)
     before = functions(tmp_path)
     (tree.sys / "bus/pci/devices/0000:08:01.0 (copy)").symlink_to("0000:08:01.0")

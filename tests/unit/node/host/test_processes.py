@@ -161,7 +161,7 @@ def test_ends_by_signals_are_distinguished_from_exits(script: str, number: int) 
     assert process.killed_by(ref) == 0, "somebody else's child by now"
 
 
-def test_ending_a_process_that_is_gone_is_done_already() -> None:
+def test_ending_an_ended_process_succeeds() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     process.end(process.ProcessRef(child.pid, 1))

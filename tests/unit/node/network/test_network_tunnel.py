@@ -260,7 +260,7 @@ def test_a_port_of_another_program_is_a_clear_error(n1: Host) -> None:
 # --- what is left -------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_has_left_the_job_is_no_peer(pair: Encrypted, n1: Host) -> None:
+def test_a_node_that_has_left_the_job_is_not_a_peer(pair: Encrypted, n1: Host) -> None:
     pair.exchange()
     with inside(n1.namespace):
         for _ in range(2):

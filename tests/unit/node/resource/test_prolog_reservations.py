@@ -40,7 +40,7 @@ def reserve(layout: Layout, what: Lease) -> Journal:
     return journal
 
 
-def test_jobs_beside_each_other_hold_what_was_planned_for_each(layout: Layout) -> None:
+def test_simultaneous_jobs_hold_their_planned_resources(layout: Layout) -> None:
     reserve(layout, lease(7, 0, 1))
     reserve(layout, lease(8, 2, 3))
     assert [reservation.cpus for reservation in reservations.live(layout)] == [(0, 4), (1, 5)]

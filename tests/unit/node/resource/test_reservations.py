@@ -57,7 +57,7 @@ def plan(generation: Generation, *guests: tuple[int, ...]) -> NodePlan:
     )
 
 
-def test_what_a_plan_takes_is_read_back_from_the_journal(layout: Layout) -> None:
+def test_reservations_of_a_plan_are_read_back_from_the_journal(layout: Layout) -> None:
     reservations.Reservations().take(Journal(layout.journals, FIRST), plan(FIRST, (4, 2), (6,)))
     assert reservations.live(layout) == (
         Reservation("42.0.0123abcd", 0, (2, 4), ((1, 1024),), 2048, ("0000:0b:00.0",)),

@@ -150,7 +150,7 @@ def test_a_folder_that_others_may_change_is_refused(layout: Layout, tmp_path: Pa
     assert not (tmp_path / "other").exists() or not list((tmp_path / "other").iterdir())
 
 
-def test_other_files_in_the_folder_are_no_disks(layout: Layout) -> None:
+def test_other_files_in_the_folder_are_ignored(layout: Layout) -> None:
     assert list(disks.existing(layout)) == []
     layout.disks.mkdir()
     names = "lost+found vhpc-42-0-0123abcd-g0 vhpc-0-0-0123abcd-g0.disk x.disk vhpc-1-0-g0.disk"

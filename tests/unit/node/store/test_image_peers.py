@@ -155,7 +155,7 @@ def test_without_a_chunk_list_only_whole_blobs_are_passed_on(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("pid", ["alive", "dead"])
-def test_a_parent_that_is_gone_costs_the_rest_once(tmp_path: Path, pid: str) -> None:
+def test_a_lost_parent_costs_one_copy_of_the_rest(tmp_path: Path, pid: str) -> None:
     """The parent has a few chunks and no copy runs there; its Prolog is dead or does nothing."""
     with lease(tmp_path, 2) as job:
         image = publish(job.catalog, SIZE, CHUNK)

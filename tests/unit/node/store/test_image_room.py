@@ -117,7 +117,7 @@ def test_room_is_made_once_more_for_a_copy_that_met_a_full_store(
 
 @pytest.mark.promise("store.full")
 @needs_root
-def test_an_image_whose_files_fit_one_by_one_only_fails_its_job(layout: Layout, store: Path) -> None:
+def test_an_image_whose_files_do_not_fit_together_fails_its_job(layout: Layout, store: Path) -> None:
     """A requeue would never help."""
     image = image_of(layout, 36 * MIB - 8192, b"1")
     with pytest.raises(UserError, match=r"too large for this node: its files have 36 MiB, .* store 36 MiB"):

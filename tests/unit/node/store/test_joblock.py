@@ -81,7 +81,7 @@ def test_a_lock_that_was_used_meanwhile_is_not_removed(
     assert path.exists()
 
 
-def test_stray_files_stop_no_hook(layout: Layout) -> None:
+def test_unknown_files_stop_no_hook(layout: Layout) -> None:
     for folder in (layout.run / "locks", layout.run / "tombstones", layout.uids):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".nfs0001").write_text("")
