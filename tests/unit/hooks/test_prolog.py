@@ -43,7 +43,7 @@ def test_guests_that_are_ready_are_announced_to_the_plugin(node: Node) -> None:
     assert (node.drained, node.requeued) == ([], [])
 
 
-def test_the_owner_is_told_where_the_guests_are(node: Node) -> None:
+def test_the_owner_gets_the_place_of_the_guests(node: Node) -> None:
     assert node.run() == 0
     (report,) = node.reports
     assert (report.generation, report.node) == (GENERATION, "n1")
@@ -124,7 +124,7 @@ def test_a_fault_of_the_node_drains_it_and_leaves_nothing(node: Node, kind: type
     assert node.requeued == []
 
 
-def test_what_cannot_be_released_stays_in_the_journal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreleased_resources_stay_in_the_journal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.outcome = NodeError("libvirt does not answer")
 
     def busy(*_: object) -> None:
@@ -146,7 +146,7 @@ def test_without_vhpcd_the_job_is_requeued(node: Node) -> None:
     assert (node.requeued, node.drained, node.held, node.comments) == ([42], [], [], [])
 
 
-def test_without_vhpcd_a_job_without_requeue_is_told_why(node: Node) -> None:
+def test_without_vhpcd_a_job_without_requeue_gets_the_reason(node: Node) -> None:
     node.answers, node.may_requeue = [FabricError("vhpcd does not answer")] * 3, False
     assert node.run() == 0
     assert node.comments == [
@@ -155,7 +155,7 @@ def test_without_vhpcd_a_job_without_requeue_is_told_why(node: Node) -> None:
     assert (node.requeued, node.drained, node.held) == ([], [], [])
 
 
-def test_what_is_still_held_requeues_the_job_and_is_given_back(node: Node) -> None:
+def test_a_resource_still_held_requeues_the_job(node: Node) -> None:
     node.outcome = FabricError("CPUs 0-3 are held by guests of 41.0.0123abcd")
     assert node.run() == 0
     assert (node.requeued, node.drained, node.held) == ([42], [], [])
@@ -226,7 +226,7 @@ def test_guests_that_do_not_reach_each_other_requeue_the_job(two_nodes: Node) ->
     assert two_nodes.told == []
 
 
-def test_other_nodes_are_told_why_the_job_fails(two_nodes: Node) -> None:
+def test_other_nodes_get_the_reason_of_the_failure(two_nodes: Node) -> None:
     two_nodes.outcome = UserError("guest n1 does not answer its node any more")
     assert two_nodes.run() == 0
     line = "guest n1 does not answer its node any more"
@@ -304,7 +304,7 @@ def stale(node: Node) -> Generation:
     return old
 
 
-def test_what_a_crash_left_of_the_job_is_cleared_first(node: Node) -> None:
+def test_leftovers_of_a_crash_are_cleared_first(node: Node) -> None:
     old = stale(node)
     assert node.run() == 0
     assert list(generations(node.layout.journals)) == [GENERATION]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NCCL is told: the host's truth as lstopo has it, in the form that NCCL reads."""
+"""The topology for NCCL: the host's truth as lstopo has it, in the form that NCCL reads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
     ("name", "cell"),
     [("fakepcilocalities", 0), ("fakepcilocalities", 2), ("32intel64-2p8co2t+8ve", 1), ("gpu-node", 0)],
 )
-def test_machines_are_told_as_lstopo_sees_them(trees: Trees, tmp_path: Path, name: str, cell: int) -> None:
+def test_topologies_are_those_of_lstopo(trees: Trees, tmp_path: Path, name: str, cell: int) -> None:
     """The last one is made up; lstopo reads it as it reads the captured ones."""
     tree = gpu_node(tmp_path, cells_per_socket=2, cores=4).root if name == "gpu-node" else trees(name)
     host = read(tree, name)

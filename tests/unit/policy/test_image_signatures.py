@@ -126,7 +126,7 @@ def test_a_certificate_of_an_allowed_authority_counts(site: Site) -> None:
     ],
     ids=["unknown key", "expired", "not yet valid", "namespaces", "other bytes", "namespace", "nobody"],
 )
-def test_what_is_not_valid_says_why(
+def test_an_invalid_signature_has_its_reason(
     site: Site, allowed: str, data: bytes | None, namespace: str, why: str
 ) -> None:
     site.allow(allowed)
@@ -153,7 +153,7 @@ def test_a_revoked_key_does_not_count(site: Site) -> None:
 
 
 @pytest.mark.promise("attack.policy")
-def test_a_valid_signature_counts_beside_rubbish(site: Site) -> None:
+def test_a_valid_signature_counts_among_rubbish(site: Site) -> None:
     good = signed(site.key("ops"), site.manifest)
     path = site.catalog / "signatures/sha256" / site.image.digest[7:]
     path.parent.mkdir(parents=True)
@@ -181,7 +181,7 @@ def test_without_the_sites_files_nothing_counts_as_checked(site: Site) -> None:
             signatures.check(images, FolderCatalog(site.catalog).read_signed(site.image))
 
 
-def test_a_host_without_ssh_keygen_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ssh_keygen_is_reported(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.add(signed(site.key("ops"), site.manifest))
     monkeypatch.setattr(signatures, "SEARCH", str(site.folder))
     with pytest.raises(FabricError, match="has no ssh-keygen"):
@@ -210,7 +210,7 @@ def test_gc_deletes_the_signatures_of_deleted_images(site: Site) -> None:
 OPS = Rule(name="signed only", partitions=("main",), signers=("ops@*",), networks=("none", "job"))
 
 
-def test_a_job_needs_what_its_rule_needs(site: Site) -> None:
+def test_a_job_needs_the_signatures_of_its_rule(site: Site) -> None:
     config = site.config(OPS)
     with pytest.raises(UserError) as caught:
         check(config, request(), site.image)
@@ -226,7 +226,7 @@ def test_a_job_needs_what_its_rule_needs(site: Site) -> None:
 
 
 @pytest.mark.promise("attack.policy")
-def test_a_permitted_name_beside_a_digest_permits_nothing(site: Site) -> None:
+def test_a_permitted_name_with_a_digest_permits_nothing(site: Site) -> None:
     other = publish(site.catalog, "other", b"another root")
     config = site.config(Rule(name="base only", images=("base:*",)))
     assert look_up(config, request("base")) == site.image
@@ -346,7 +346,7 @@ def test_a_signature_can_be_made_elsewhere(vhpc: Site, capsys: pytest.CaptureFix
     assert vhpc.signers().principals == ("ops@hpc.example",)
 
 
-def test_what_cannot_sign_is_one_line(vhpc: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_signing_is_one_line(vhpc: Site, capsys: pytest.CaptureFixture[str]) -> None:
     text = vhpc.folder / "text"
     text.write_text("x\n")
     for arguments, says in (

@@ -61,7 +61,7 @@ def test_a_limit_of_the_user_explains_a_failed_setup(rig: BootRig, monkeypatch: 
 def test_a_start_that_a_users_limit_blocks_is_not_waited_for(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """passt whose epoll watches are used up goes on, and QEMU waits for it."""
+    """passt continues when its epoll watches are used up, and QEMU waits for it."""
     why = UserError("passt, which the guest needs, does not work")
     monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(exhaustion=why))
     monkeypatch.setattr(start, "SLOW_S", 0.0)

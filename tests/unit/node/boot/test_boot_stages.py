@@ -110,9 +110,7 @@ def test_a_boot_whose_job_has_ended_takes_nothing_more(rig: BootRig) -> None:
     assert rig.hypervisor.domains == []
 
 
-def test_what_is_thrown_into_a_wait_ends_the_boot_there(
-    rig: BootRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_in_a_wait_ends_the_boot_there(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, Agent("hello", ChannelSilentError("the guest's agent does not answer", "")))
     booting = sequence.boot(rig.work)
     next(booting)
@@ -261,7 +259,7 @@ def test_a_dead_channel_is_the_nodes_fault_if_the_guest_lives(
 def test_a_guest_that_ends_under_its_shim_fails_the_job(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch, alive: bool, hung_up: bool, kind: type[VhpcError]
 ) -> None:
-    """Nobody listens any more where the shim did; the guest has minutes left to boot."""
+    """The shim's socket has no listener any more; the guest has minutes left to boot."""
     rig.hypervisor.alive = alive
     helpers = StillHelpers(hung_up=hung_up)
 

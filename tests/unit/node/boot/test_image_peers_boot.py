@@ -125,7 +125,7 @@ def test_a_port_in_use_costs_no_job(work: Boot, port: int) -> None:
 
 
 @pytest.mark.parametrize("why", ["one node", "no port", "no children"])
-def test_a_node_that_nobody_asks_starts_no_process(work: Boot, why: str) -> None:
+def test_a_node_without_askers_starts_no_process(work: Boot, why: str) -> None:
     first, second = work.lease.allocation.nodes
     nodes = {"one node": (first,), "no port": (first, second), "no children": (second, first)}[why]
     lease = dataclasses.replace(work.lease, allocation=Allocation(nodes))

@@ -169,7 +169,7 @@ def test_files_that_are_not_those_of_the_digest_are_not_booted(site: Site, what:
 
 
 @pytest.mark.promise("policy.node")
-def test_what_boots_is_what_the_node_has_read(site: Site) -> None:
+def test_the_booted_image_is_the_one_that_the_node_has_read(site: Site) -> None:
     site.rules(NAMED)
     true = site.image
     site.asks(replace(true, manifest=replace(true.manifest, cmdline="init=/bin/sh", init="/bin/sh")))
@@ -179,7 +179,7 @@ def test_what_boots_is_what_the_node_has_read(site: Site) -> None:
 
 @pytest.mark.promise("policy.node")
 def test_a_name_that_means_another_image_is_no_permission(site: Site) -> None:
-    """As if vhpcd said that ``base`` was the image of which nobody has heard."""
+    """As if vhpcd said that ``base`` was an unknown image."""
     site.rules(NAMED)
     other = site_catalog.publish(site.catalog, "other", b"another root")
     site.asks(replace(FolderCatalog(site.catalog).resolve(ImageRef("other")), ref=ImageRef("base")))
@@ -204,7 +204,7 @@ def test_a_node_that_cannot_check_signatures_says_why(site: Site, monkeypatch: p
 
 @pytest.mark.promise("attack.policy-read")
 def test_ssh_keygen_has_no_rights(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The site's files are for root only, and what a user has signed is parsed by nobody."""
+    """The site's files are for root only, and a process without rights parses a user's signatures."""
     programs, seen = site.folder / "programs", site.folder / "seen"
     programs.mkdir()
     seen.mkdir()
@@ -367,7 +367,7 @@ def test_a_hard_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, 
 @pytest.mark.promise("attack.policy-read")
 @pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}"])
 @pytest.mark.parametrize("how", ["pipe", "zeros", "folder"])
-def test_an_own_file_that_is_none_ends_the_check(site: Site, own: Path, what: str, how: str) -> None:
+def test_an_own_special_file_ends_the_check(site: Site, own: Path, what: str, how: str) -> None:
     path = replaced(own / what.format(site.image.digest[7:]))
     {"pipe": os.mkfifo, "zeros": lambda at: at.symlink_to("/dev/zero"), "folder": os.mkdir}[how](path)
     if how != "zeros":

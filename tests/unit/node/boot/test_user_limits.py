@@ -76,7 +76,7 @@ def test_a_daemon_that_reached_a_limit_names_it(helpers: Helpers, said: str, lim
         assert said in error.why
 
 
-def test_what_the_shim_has_logged_counts(helpers: Helpers) -> None:
+def test_lines_in_the_shims_log_count(helpers: Helpers) -> None:
     say(helpers, "")
     line = "Too many open files (os error 24)"
     (helpers.run_dir / LOG).write_text(f"vhpc-shim: work1: no\nvhpc-shim: home0: {line}\n")
@@ -97,7 +97,7 @@ def test_other_ends_of_a_daemon_are_not_the_users(helpers: Helpers, said: str) -
 def test_used_up_epoll_watches_are_found_by_a_trial(
     helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither virtiofsd nor passt need say it: passt goes on, and never answers QEMU."""
+    """virtiofsd and passt need not report it: passt continues, and never answers QEMU."""
     tried: list[list[str]] = []
 
     def full(argv: list[str], _data: bytes, _timeout_s: float) -> subprocess.CompletedProcess[bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices are taken and given back, whatever happens between; what is in doubt goes to nobody."""
+"""Devices are taken and released, whatever happens between; a doubtful device is not assigned."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_vf_that_had_errors_is_off_its_network_all_the_same(rig: Rig) -> None:
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
 
 
-def test_errors_have_names_and_a_returned_function_starts_anew(tmp_path: Path) -> None:
+def test_new_errors_are_named_also_after_a_reset(tmp_path: Path) -> None:
     (tmp_path / "aer_dev_fatal").write_text("Undefined 0\nData Link Protocol 7\nTOTAL_ERR_FATAL 7\n")
     before = aer.counts(str(tmp_path))
     assert before == {"fatal": {"Undefined": 0, "Data Link Protocol": 7}}

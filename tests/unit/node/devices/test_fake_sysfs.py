@@ -127,7 +127,7 @@ def test_a_group_opens_only_without_host_drivers(rig: Rig) -> None:
     rig.pci.open_group(one.group)
 
 
-def test_who_unbinds_a_device_in_use_is_deaf_to_sigkill(rig: Rig) -> None:
+def test_unbinding_a_device_in_use_ignores_sigkill(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.pci.open_group(gpu.group)
     child = subprocess.Popen(
@@ -143,7 +143,7 @@ def test_who_unbinds_a_device_in_use_is_deaf_to_sigkill(rig: Rig) -> None:
     child.wait(60)
 
 
-# What Linux 6.12.107 (Debian 13) said to the same writes, on an 82576 of QEMU 10 that had three functions.
+# Answers of Linux 6.12.107 (Debian 13) to the same writes, on an 82576 of QEMU 10 that had three functions.
 SAID = [
     ("devices/{pf}/sriov_numvfs", "5", errno.EBUSY),
     ("devices/{pf}/sriov_drivers_autoprobe", "x", errno.EINVAL),
@@ -160,7 +160,7 @@ SAID = [
 
 
 @pytest.mark.promise("devices.fake")
-def test_the_fake_says_what_a_kernel_said(rig: Rig) -> None:
+def test_the_fake_has_the_messages_of_a_kernel(rig: Rig) -> None:
     names = {"pf": rig.pfs[0].address, "vf": rig.vfs[1].address}
     rig.give_to_host(rig.vfs[1], "")
     said = [(path, text, echo(rig, text.format(**names), path.format(**names))) for path, text, _ in SAID]

@@ -50,7 +50,7 @@ def test_gpus_without_a_partition_are_refused_or_wait(rig: Rig, fmpm: Fmpm) -> N
 
 
 @pytest.mark.promise("devices.nvswitch")
-def test_a_partition_that_somebody_else_has_is_not_taken(rig: Rig, fmpm: Fmpm) -> None:
+def test_a_partition_of_another_owner_is_not_taken(rig: Rig, fmpm: Fmpm) -> None:
     fmpm.set(active=[4])
     with pytest.raises(NodeError, match="partition 4 of n1 is active already"):
         prepare(rig, lease(gpus(1, 3)))
@@ -90,7 +90,7 @@ def test_a_partition_that_stays_active_keeps_its_entry(rig: Rig, fmpm: Fmpm) -> 
     assert fmpm.active == []
 
 
-def test_a_map_without_modules_is_said(rig: Rig) -> None:
+def test_a_map_without_modules_is_reported(rig: Rig) -> None:
     (rig.root / "gpu.map").write_text(f"0 {rig.gpus[0].address}\n")
     with pytest.raises(
         NodeError, match=r"has no module for .*: the Fabric Manager identifies GPUs only by their modules"
@@ -98,7 +98,7 @@ def test_a_map_without_modules_is_said(rig: Rig) -> None:
         prepare(rig, lease(gpus(0)))
 
 
-def test_what_is_no_list_of_partitions_is_said(tmp_path: Path) -> None:
+def test_an_invalid_list_of_partitions_is_reported(tmp_path: Path) -> None:
     (tmp_path / "lies").write_text('#!/bin/sh\necho \'{"partitionInfo": [{"isActive": 1}]}\'\n')
     (tmp_path / "lies").chmod(0o755)
     for argv in ((str(tmp_path / "lies"),), ("/bin/echo",)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we say to the kernel is what ``ip`` says, and what the kernel says ``ip`` reads as we do."""
+"""vhpc's messages to the kernel are those of ``ip``, and ``ip`` reads the kernel's answers as vhpc does."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def test_the_fake_kernels_answers_match_iproute2(tmp_path: Path) -> None:
 
 @NEEDS_IP
 @pytest.mark.parametrize("answered", ANSWERED, ids=lambda one: one["state"])
-def test_what_a_kernel_answered_is_read_as_iproute2_reads_it(
-    answered: dict[str, str], tmp_path: Path
-) -> None:
+def test_answers_of_a_kernel_are_read_as_by_iproute2(answered: dict[str, str], tmp_path: Path) -> None:
     raw = bytes.fromhex(answered["message"])
     ((kind, _, body),) = rtnetlink.messages(raw)
     found = rtnetlink.parse_vfs(body)
@@ -116,7 +114,7 @@ def test_the_kernel_here_answers_and_refuses() -> None:
         link.info(0)
 
 
-def test_a_truncated_answer_is_no_answer(tmp_path: Path) -> None:
+def test_a_truncated_answer_is_an_error(tmp_path: Path) -> None:
     whole = kernel(tmp_path).newlink(7)
     for size in range(len(whole)):
         rtnetlink.parse_vfs(whole[16:size])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual functions of every kind of driver: off, set, read back, on; and back to nobody's."""
+"""Virtual functions of every kind of driver: off, set, read back, on; and parked again."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_forgetful_driver_is_detected_before_the_port_is_up(rig: Rig, what: in
         vf.park(vf_driver(rig, 0), "a VF")
 
 
-def test_what_the_kernel_refuses_is_said(rig: Rig) -> None:
+def test_refusals_of_the_kernel_are_reported(rig: Rig) -> None:
     rig.kernel.interfaces[1].refuse[PORT] = errno.EPERM
     with pytest.raises(VfError, match="cannot be set: Operation not permitted"):
         vf.configure(vf_driver(rig, 0), "a VF", ONE)
@@ -188,7 +188,7 @@ def test_a_driver_without_spoof_check_is_refused(rig: Rig) -> None:
         vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
-def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
+def test_settings_that_a_driver_lacks_need_no_reset(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN, SPOOFCHK))
     vf.configure(vf_driver(rig, 0), "a VF", ONE)
@@ -264,7 +264,7 @@ def unparked(rig: Rig) -> list[NodeFinding]:
     return list(AssignedDevice().orphans(rig.layout))
 
 
-def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
+def test_a_vf_on_an_unknown_network_is_parked(audited: Rig) -> None:
     assert unparked(audited) == []
     port = audited.kernel.interfaces[1].ports[2]
     port.port_guid, port.state = 0x02CC123400000400, 0
