@@ -40,7 +40,7 @@ def test_the_agent_starts_in_time(booted: Boot) -> None:
     assert booted.started_s < AGENT_STARTED_S
 
 
-def test_nothing_is_said_before_the_agent(booted: Boot) -> None:
+def test_the_console_is_empty_before_the_agent(booted: Boot) -> None:
     assert booted.lines[0].startswith("standin: started")
 
 
@@ -85,7 +85,7 @@ def test_a_guest_that_cannot_boot_says_why_and_is_off(image: Image, words: str, 
     assert done.seconds < AGENT_STARTED_S + 2
 
 
-def test_a_damaged_root_is_said(image: Image, tmp_path: Path) -> None:
+def test_a_damaged_root_is_reported(image: Image, tmp_path: Path) -> None:
     disk = tmp_path / "root"
     disk.write_bytes(bytes(1 << 20))
     assert any(

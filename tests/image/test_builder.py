@@ -82,7 +82,7 @@ def test_the_builder_and_vhpc_reserve_the_same_parameters() -> None:
     assert RESERVED_PARAMETERS == manifest.RESERVED_PARAMETERS
 
 
-def test_what_makes_the_base_makes_its_key(tmp_path: Path) -> None:
+def test_the_key_of_a_base_has_all_that_makes_the_base(tmp_path: Path) -> None:
     original = load_changed(tmp_path, "[image]", "[image]")
     same = (("min_memory_mib = 192", "min_memory_mib = 1024"), ('cmdline = "', 'cmdline = "quiet '))
     other = (
@@ -134,7 +134,7 @@ def blobs(**changes: Path | bytes) -> dict[str, Blob]:
     return {field: Blob(types[field], part) for field, part in (data | changes).items()}
 
 
-def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
+def test_published_images_are_read_by_the_catalogue(tmp_path: Path) -> None:
     root = tmp_path / "root.erofs"
     root.write_bytes(b"root" * 1000)
     catalog = tmp_path / "catalog"
@@ -265,7 +265,7 @@ def labels_of(catalog: Path, digest: str) -> dict[str, str]:
         "a" * 129 + "=", "a=" + "b" * 1025,
     ],
 )  # fmt: skip
-def test_what_is_no_label_is_refused_before_the_build(tmp_path: Path, label: str) -> None:
+def test_an_invalid_label_is_refused_before_the_build(tmp_path: Path, label: str) -> None:
     done = build(RECIPES[0], "--output", tmp_path / "c", f"--label={label}")
     assert done.returncode == 1
     assert "is not a label: " in done.stderr

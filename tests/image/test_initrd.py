@@ -70,7 +70,7 @@ def test_bsdtar_reads_the_archive_as_it_was_meant(tmp_path: Path) -> None:
     assert "Nov 14  2023" in listing  # date -u -d @1700000000
 
 
-def test_cpio_takes_out_what_went_in(tmp_path: Path) -> None:
+def test_cpio_unpacks_the_packed_files(tmp_path: Path) -> None:
     need("cpio")
     data = os.urandom(100_001)
     made = Archive()

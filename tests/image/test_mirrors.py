@@ -154,7 +154,7 @@ def test_a_source_that_is_switched_off_does_not_count(etc: Path) -> None:
 
 
 @needs_apt
-def test_what_is_named_comes_before_what_is_configured(etc: Path) -> None:
+def test_named_mirrors_come_before_configured_ones(etc: Path) -> None:
     (etc / "sources.list").write_text(INSTALLER)
     assert choose("trixie", "http://x.example/d/", etc=etc) == Mirrors(
         "http://x.example/d", "http://security.site.example/debian-security"
@@ -164,7 +164,7 @@ def test_what_is_named_comes_before_what_is_configured(etc: Path) -> None:
     )
 
 
-def test_a_host_without_apt_needs_none_where_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apt_is_not_needed_if_both_mirrors_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert choose("trixie", "http://a.example", "http://b.example").archive == "http://a.example"
     assert choose("sid", "http://a.example") == Mirrors("http://a.example")
@@ -185,21 +185,21 @@ def test_a_host_without_apt_needs_none_where_both_are_named(monkeypatch: pytest.
     ],
     ids=["another distribution", "nothing", "no security updates"],
 )  # fmt: skip
-def test_what_is_missing_is_said_with_the_option_to_use(etc: Path, text: str, what: str) -> None:
+def test_a_missing_mirror_is_reported_with_its_option(etc: Path, text: str, what: str) -> None:
     (etc / "sources.list.d/x.sources").write_text(text)
     with pytest.raises(BuildError, match=what):
         choose("trixie", etc=etc)
 
 
 @needs_apt
-def test_a_damaged_configuration_is_said_in_apts_own_words(etc: Path) -> None:
+def test_a_damaged_configuration_is_reported_with_apts_text(etc: Path) -> None:
     (etc / "sources.list").write_text("deb http://x.example/debian\n")
     with pytest.raises(BuildError, match=r"APT cannot read its configuration.*Malformed entry 1.*correct it"):
         choose("trixie", etc=etc)
 
 
 @needs_apt
-def test_what_apt_reads_here_is_what_it_would_download(etc: Path) -> None:
+def test_apt_downloads_from_the_mirrors_that_were_read(etc: Path) -> None:
     (etc / "sources.list").write_text(INSTALLER)
     argv = ["apt-get", "update", "--print-uris", "-o", f"Dir::Etc={etc}", "-o", f"Dir::State::lists={etc}/l"]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout

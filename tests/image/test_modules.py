@@ -84,7 +84,7 @@ def test_order_is_modprobes(tree: Path, name: str) -> None:
     assert [step.path.name for step in ours(tree, name)] == modprobe(tree, name)
 
 
-def test_several_modules_share_what_they_need(tree: Path) -> None:
+def test_several_modules_share_their_dependencies(tree: Path) -> None:
     names = [step.path.stem for step in ours(tree, "pci_bus", "fs", "blk")]
     assert sorted(names) == ["blk", "core", "fs", "libsum", "pci-bus", "ring", "sum-intel"]
     pairs = (("ring", "core"), ("core", "pci-bus"), ("core", "blk"), ("blk", "fs"), ("libsum", "fs"))
@@ -115,7 +115,7 @@ def test_a_dash_and_an_underscore_are_one(tree: Path) -> None:
     assert ours(tree, "pci-bus") == ours(tree, "pci_bus")
 
 
-def test_what_is_built_in_is_not_loaded(tree: Path) -> None:
+def test_builtin_modules_are_not_loaded(tree: Path) -> None:
     assert ours(tree, "hard_wired") == []
 
 

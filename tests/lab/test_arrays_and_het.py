@@ -193,7 +193,7 @@ def test_a_prolog_without_vhpcd_requeues_only_its_element(lab: Lab) -> None:
     assert [array.said(number) for number in range(2)] == ["up\ndone\n", "up\ndone\n"]
 
 
-def test_what_one_element_is_refused_is_no_siblings_comment(lab: Lab) -> None:
+def test_a_refusal_of_one_element_is_not_in_others_comments(lab: Lab) -> None:
     """The image's name goes away before the last element starts."""
     catalog = lab.vhpc("ctl", "config")["images"]["catalog"]
     lab.run("ctl", "cp", "-r", f"{catalog}/names/{IMAGE}", f"{catalog}/names/test-array")

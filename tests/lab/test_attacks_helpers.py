@@ -102,7 +102,7 @@ def log_length(lab: Lab) -> int:
 
 
 @pytest.mark.promise("attack.trace")
-def test_a_user_cannot_reach_into_his_daemons(lab: Lab, job: Job) -> None:
+def test_a_user_cannot_trace_the_own_daemons(lab: Lab, job: Job) -> None:
     pids = daemons(lab)
     out = lab.run(NODE, "python3", "-", *pids, user="alice", stdin=REACH).out
     assert out.split("\n")[:-1] == [f"tried {pid}" for pid in pids]
@@ -187,7 +187,7 @@ def test_a_daemon_stopped_in_its_job_costs_that_job_alone(lab: Lab, job: Job) ->
 
 
 @pytest.mark.promise("attack.fuse-home")
-def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
+def test_a_hung_home_of_the_user_fails_only_that_users_job(lab: Lab) -> None:
     lab.run(NODE, "sh", "-c", "cat > /tmp/hung.py; rm -f /tmp/o-* /tmp/hung.out", stdin=HUNG)
     serve = "setsid python3 /tmp/hung.py /home/alice </dev/null >/tmp/hung.out 2>&1 &"
     with configured(lab, NODE, "guests", "stage_timeout_s = 10"):
@@ -206,7 +206,7 @@ def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
 
 
 @pytest.mark.promise("attack.workdir-link")
-def test_where_a_working_directory_leads_decides_what_is_shared(lab: Lab) -> None:
+def test_the_target_of_a_working_directory_decides_the_share(lab: Lab) -> None:
     """Shared by its name, a link to / would be the node's root with its /proc."""
     output = ("-o", "/home/alice/slurm-%j.out")
     for leads in ("/", "/proc", "/run"):
@@ -333,7 +333,7 @@ def test_a_full_channel_queue_keeps_root_out_of_nothing(lab: Lab) -> None:
     assert "did not end" not in log_since(lab, mark), "it was asked to power off, and did"
 
 
-def test_a_boot_whose_helpers_are_left_alone_is_as_ever(lab: Lab) -> None:
+def test_a_boot_without_disturbed_helpers_succeeds(lab: Lab) -> None:
     job = lab.submit(WAITING, "-n1", "-w", NODE)
     boots(lab, job, NODE)
     let_go(lab, job)

@@ -272,7 +272,7 @@ def replayed(lab: Lab, host: str, requests: list[str], user: str = "alice") -> l
 
 
 @pytest.mark.promise("attack.replay")
-def test_what_was_captured_on_the_network_is_of_no_use(lab: Lab) -> None:
+def test_captured_requests_are_of_no_use(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N1", "-w", "n2", user="bob")
     runs(lab, job)
     with ExitStack() as stack:

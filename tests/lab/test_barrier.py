@@ -100,7 +100,7 @@ def test_host_files_name_all_guests_and_their_cpus(lab: Lab) -> None:
 
 
 @pytest.mark.promise("net.ssh")
-def test_an_image_without_ssh_has_neither_keys_nor_a_port(lab: Lab) -> None:
+def test_an_image_without_ssh_has_no_keys_and_no_port(lab: Lab) -> None:
     job = lab.finish("ls /run/vhpc; ls /etc/ssh 2>&1; ss -Hltn", "-N2", JOB)
     assert "ssh" not in job.output().replace("'/etc/ssh'", ""), job.output()
     assert ":22" not in job.output()
@@ -167,7 +167,7 @@ def test_a_job_starts_again_when_the_underlay_is_repaired(lab: Lab) -> None:
 
 
 @pytest.mark.promise("attack.echo")
-def test_a_user_who_breaks_his_guests_network_fails_only_his_job(lab: Lab) -> None:
+def test_a_user_who_breaks_the_own_network_fails_one_job(lab: Lab) -> None:
     """Root of a guest drops echo requests before the other guest is ready."""
     job = lab.submit("echo up", "-N2", "--no-requeue", JOB)
     paused(lab, job, "n1")

@@ -48,7 +48,7 @@ def test_a_long_campaign_leaves_nothing_unexplained(lab: Lab) -> None:
 @pytest.mark.promise("campaign.attacked")
 @pytest.mark.slow
 @pytest.mark.timeout(9000)
-def test_a_user_who_attacks_harms_nobody_in_a_long_campaign(lab: Lab) -> None:
+def test_an_attacker_harms_no_other_user_in_a_long_campaign(lab: Lab) -> None:
     run(lab, draw(3, *LONG, attacked=True), ROOT / "build/campaign-attacked.md")
 
 
@@ -205,7 +205,7 @@ def test_a_script_without_its_slurmstepd_runs_to_its_time_limit() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_an_srun_may_say_why_there_is_no_output_and_end_with_0() -> None:
+def test_an_srun_may_explain_missing_output_and_end_with_0() -> None:
     """As seen without a guest: the step's slurmstepd was killed before a task had started."""
     kill, says = injected("step-kill", 105, 105), "srun: error: step_launch_notify_io_failure: aborting\n"
     begun = "up in a guest\n"

@@ -112,7 +112,7 @@ def interrupts(domain: ET.Element, words: list[str], made: list[dict[str, Any]],
 
 @pytest.mark.promise("place.many-vcpus")
 @pytest.mark.parametrize("hypervisor", ["kvm", "qemu"])
-def test_libvirt_makes_of_the_golden_domains_what_they_ask_for(
+def test_libvirt_converts_golden_domains_with_their_settings(
     native: dict[str, dict[str, str]], hypervisor: str
 ) -> None:
     """One test for many files: what every test of the lab does at its end takes seconds."""

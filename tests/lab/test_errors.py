@@ -91,7 +91,7 @@ def test_a_bad_image_fails_the_job_with_one_line_and_no_node(
 
 
 @pytest.mark.promise("user.image")
-def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> None:
+def test_the_console_of_a_failed_guest_is_next_to_the_output(lab: Lab) -> None:
     job = lab.finish("true", "-w", "n1", image="test-panic")
     assert "Kernel panic" in job.output("vhpc-{id}-n1.console")
     owner = lab.run("login", "stat", "-c", "%u %a", f"/home/alice/vhpc-{job.id}-n1.console").out
@@ -141,7 +141,7 @@ def test_a_bad_option_is_refused_before_there_is_a_job(lab: Lab, option: str) ->
 
 
 @pytest.mark.promise("place.memory")
-def test_memory_below_the_images_minimum_is_said_with_numbers(lab: Lab) -> None:
+def test_memory_below_the_images_minimum_is_refused_with_numbers(lab: Lab) -> None:
     job = lab.finish("true", "--mem=300")
     one_line(job, r"192 MiB.* 300 MiB .*leaving 44 .*--mem=448M")
     failed_cleanly(lab, job)

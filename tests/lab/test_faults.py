@@ -150,7 +150,7 @@ def test_one_dead_guest_of_two_ends_the_step_that_uses_both(lab: Lab) -> None:
     settled(lab)
 
 
-def test_a_working_directory_that_is_gone_before_the_job_starts(lab: Lab) -> None:
+def test_a_working_directory_removed_before_the_job_starts(lab: Lab) -> None:
     """As without a guest: Slurm reports it and starts the script in /tmp."""
     lab.run("login", "mkdir", "-p", "/home/alice/lost", user="alice")
     options = ("--hold", "-n1", "--chdir=/home/alice/lost", "-o", "/home/alice/lost-%j")

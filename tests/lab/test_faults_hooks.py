@@ -98,7 +98,7 @@ def test_guests_of_a_job_that_slurm_has_forgotten_make_room(lab: Lab, by_hand: l
     settled(lab)
 
 
-def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> None:
+def test_a_job_without_requeue_names_the_holder_of_its_cpus(lab: Lab) -> None:
     """Slurm gives the CPUs of a suspended job to others; its guest keeps them."""
     other = lab.submit(WAITING, "-w", "n1", "--exclusive")
     runs(lab, other)
@@ -170,7 +170,7 @@ def beside(lab: Lab, made: list[LabJob], lines: int) -> bool:
 
 
 @pytest.mark.promise("clean.twice")
-def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> None:
+def test_an_epilog_during_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> None:
     for lines in (0, 1, 6, 10):
         assert beside(lab, by_hand, lines)
 

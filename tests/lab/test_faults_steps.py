@@ -85,7 +85,7 @@ def test_a_killed_shim_ends_the_step_of_all_guests(lab: Lab, usual_s: float) -> 
 
 
 @pytest.mark.promise("step.guest-lost")
-def test_a_step_goes_on_after_a_dead_guest_if_its_user_says_so(lab: Lab) -> None:
+def test_a_step_survives_a_dead_guest_if_its_user_wants_it(lab: Lab) -> None:
     """As with srun --no-kill, when a whole node fails; a later step that needs the guest ends at once."""
     script = "export SLURM_NO_KILL=set\n" + (
         "srun -n2 -N2 sh -c 'echo up; [ $SLURM_NODEID = 1 ] || sleep 6; [ $SLURM_NODEID = 1 ] && sleep 100;"

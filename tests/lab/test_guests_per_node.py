@@ -104,7 +104,7 @@ def test_more_guests_than_cores_is_a_user_error_on_stderr(lab: Lab) -> None:
     assert "DRAIN" not in lab.node_state("n1")[0]
 
 
-def test_a_number_that_is_none_is_refused_at_submission(lab: Lab) -> None:
+def test_an_invalid_number_is_refused_at_submission(lab: Lab) -> None:
     done = lab.run(
         "login", "sbatch", "--vhpc-image=debian-minimal", "--vhpc-guests-per-node=0",
         user="alice", stdin="#!/bin/sh\n", check=False,

@@ -64,7 +64,7 @@ def test_an_image_that_is_there_is_not_copied_again(lab: Lab) -> None:
     assert lab.run("n1", "vhpc", "image", "stage", IMAGE).out.endswith(" is in the store already\n")
 
 
-def test_what_cannot_be_warmed_is_refused_with_one_line(lab: Lab) -> None:
+def test_an_impossible_warming_is_refused_with_one_line(lab: Lab) -> None:
     cases = (
         ("root", (IMAGE, "-w", "n1,n99"), "the cluster has no node n99"),
         ("root", ("own/mine", "-w", "n1"), "copies images of the site only"),
@@ -93,7 +93,7 @@ def test_a_drained_node_is_named_and_the_other_is_warmed(lab: Lab) -> None:
 
 
 @pytest.mark.slow  # two minutes of waiting
-def test_a_busy_node_says_so_and_its_job_goes_on(lab: Lab) -> None:
+def test_a_busy_node_is_reported_and_its_job_continues(lab: Lab) -> None:
     job = lab.submit("sleep 600", "-w", "n1", "--exclusive", image=None)
     job.wait("RUNNING")
     done = lab.run("login", "vhpc", "image", "warm", IMAGE, "-w", "n1", check=False, timeout=300)

@@ -34,7 +34,7 @@ print(json.dumps({{"broken": broken}}))
 
 
 @pytest.mark.promise("image.digest")
-def test_a_digest_gives_its_image_whatever_the_name_means(lab: Lab, digests: dict[str, str]) -> None:
+def test_a_digest_gives_its_image_if_the_name_moves(lab: Lab, digests: dict[str, str]) -> None:
     refused = lab.finish("true", "-w", "n1", image=MOVED)
     assert "needs 4096 CPUs" in refused.output()
     pin = f"{MOVED}@{digests['sound']}"

@@ -253,7 +253,7 @@ FORGED = f"{IMAGE}</name><evil/>"
 
 
 @pytest.mark.promise("attack.variables")
-def test_forged_variables_get_neither_a_guest_nor_another_user(lab: Lab) -> None:
+def test_forged_variables_give_no_guest_and_no_other_user(lab: Lab) -> None:
     """Variables that sbatch's caller sets are not the values that the plugin checked."""
     variables = {
         "SPANK_VHPC_IMAGE": FORGED,
@@ -287,7 +287,7 @@ def settled_but_for_others(lab: Lab) -> None:
 
 
 @pytest.mark.promise("attack.job-name")
-def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
+def test_a_forged_job_name_does_not_change_the_user(lab: Lab) -> None:
     """A name that holds a whole record of scontrol's, of another user, and the head of another job."""
     job = lab.submit("echo ran; id -u", "--hold", "-w", "n1")
     name = (
@@ -313,7 +313,7 @@ def test_the_user_of_a_lease_is_the_one_slurm_names(lab: Lab) -> None:
 
 
 @pytest.mark.promise("attack.variables")
-def test_what_submission_does_not_check_the_node_does(lab: Lab) -> None:
+def test_the_node_checks_values_that_submission_does_not(lab: Lab) -> None:
     """PrologSlurmctld with values that our own sbatch would never let through cancels the job."""
     for name, value in {
         "IMAGE": FORGED,

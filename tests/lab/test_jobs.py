@@ -67,7 +67,7 @@ def test_users_leave_shared_folders_out(lab: Lab) -> None:
         ("kill -SEGV $$", ["FAILED", "0:11"]),
     ],
 )
-def test_the_end_of_the_script_is_what_accounting_says(lab: Lab, script: str, row: list[str] | None) -> None:
+def test_accounting_has_the_exit_status_of_the_script(lab: Lab, script: str, row: list[str] | None) -> None:
     inside, outside = lab.submit(script), lab.submit(script, image=None)
     inside.wait()
     outside.wait()
@@ -77,7 +77,7 @@ def test_the_end_of_the_script_is_what_accounting_says(lab: Lab, script: str, ro
     assert inside.accounted(step=".batch") == outside.accounted(step=".batch")
 
 
-def test_the_end_of_a_step_is_what_accounting_says(lab: Lab) -> None:
+def test_accounting_has_the_exit_status_of_a_step(lab: Lab) -> None:
     job = lab.finish("srun sh -c 'exit 7'; echo step said $?; srun sh -c 'kill -9 $$'; exit 0")
     assert "step said 7" in job.output()
     assert job.accounted() == ["COMPLETED", "0:0"]
@@ -276,7 +276,7 @@ def test_a_step_with_another_image_than_its_job_is_refused(lab: Lab) -> None:
     assert re.search(r"vhpc.*other-image", out), out
 
 
-def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
+def test_the_console_is_written_to_the_users_path(lab: Lab) -> None:
     talk = "sudo sh -c 'echo hello-from-the-guest > /dev/console'"
     job = lab.finish(talk, "--vhpc-console=con-%j-%N", "-w", "n2")
     lab.quiet()

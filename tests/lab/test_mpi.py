@@ -252,7 +252,7 @@ def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, command: str) -> 
 
 @pytest.mark.promise("mpi.refuse")
 @pytest.mark.usefixtures("programs")
-def test_what_slurms_pmi_does_not_offer_is_refused(lab: Lab) -> None:
+def test_requests_that_slurms_pmi_lacks_are_refused(lab: Lab) -> None:
     """A second MPI_Init by PMI-1 or PMI-2; MPI_Comm_spawn, for which the libraries have their own texts."""
     run = "timeout 120 srun"
     job = _run(

@@ -265,7 +265,7 @@ def running(lab: Lab) -> Iterator[Job]:
 
 
 @pytest.mark.promise("nat.user", "attack.nat-passt", "attack.nat-socket")
-def test_the_user_cannot_use_or_change_his_passt(lab: Lab, running: Job) -> None:
+def test_the_user_cannot_use_or_change_the_own_passt(lab: Lab, running: Job) -> None:
     pid = lab.run("n1", "pgrep", "-u", "alice", "passt").out.split()[0]
     gid = lab.run("n1", "sh", "-c", f"awk '/^Gid/ {{print $2}}' /proc/{pid}/status").out.strip()
     folder = f"/run/vhpc/jobs/{running.id}/g0/nat"
@@ -363,7 +363,7 @@ def test_a_prolog_killed_around_nat_leaves_nothing(lab: Lab, torn: bool) -> None
 
 @pytest.mark.promise("clean.epilog", "nat.release")
 @pytest.mark.usefixtures("no_health_check")
-def test_reconcile_ends_what_an_epilog_left_that_was_killed(lab: Lab) -> None:
+def test_reconcile_ends_processes_of_a_killed_epilog(lab: Lab) -> None:
     """While Slurm still runs the job there."""
     job = LabJob(lab, network="nat", known=True)
     try:

@@ -69,7 +69,7 @@ def test_two_nodes_are_warmed_from_one_reading(lab: Lab) -> None:
     lab.assert_clean()
 
 
-def test_a_copy_that_was_cut_short_goes_on(lab: Lab) -> None:
+def test_an_interrupted_copy_continues(lab: Lab) -> None:
     """As a kill -9 leaves it: half of the root, and some bytes more."""
     names = files(lab)
     forget(lab, "n1", names)

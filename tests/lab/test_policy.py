@@ -94,7 +94,7 @@ def test_an_unsigned_image_is_refused_in_its_partition_only(lab: Lab) -> None:
 
 @pytest.mark.promise("policy.rule")
 @pytest.mark.usefixtures("rule")
-def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
+def test_a_signed_image_runs_with_the_permitted_options(lab: Lab) -> None:
     signed = lab.run("ctl", "vhpc", "image", "sign", TAG, "--key", KEY, "--json")
     assert json.loads(signed.out)["added"] is True
     verify = ("vhpc", "image", "verify", TAG, "--partition", "spare", "--json")
@@ -128,7 +128,7 @@ def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
 
 @pytest.mark.promise("policy.node")
 @pytest.mark.usefixtures("rule")
-def test_a_node_refuses_what_only_vhpcd_permits(lab: Lab) -> None:
+def test_a_node_refuses_an_image_that_only_vhpcd_permits(lab: Lab) -> None:
     """The signer counts on vhpcd's host; the file of n1 has no key. n1 stays in service."""
     signer = f"echo ops@hpc.example $(cat {KEY}.pub)"
     lab.run("ctl", "sh", "-ec", f"{signer} >{SIGNERS}")

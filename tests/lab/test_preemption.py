@@ -84,7 +84,7 @@ def runs(lab: Lab, job: Job) -> list[str]:
 
 
 @pytest.mark.promise("job.preempt")
-def test_a_preempted_job_is_told_and_runs_again_in_a_new_guest(lab: Lab, pair: Twins) -> None:
+def test_a_preempted_job_gets_signals_and_runs_in_a_new_guest(lab: Lab, pair: Twins) -> None:
     give_way(lab)
     for job in pair:
         ask_again(lab, job)

@@ -75,7 +75,7 @@ def container(lab: Lab, registry: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("kind", ["image", "container"])
-def test_a_job_names_what_a_registry_has(lab: Lab, pushed: str, container: str, kind: str) -> None:
+def test_a_job_names_an_image_of_a_registry(lab: Lab, pushed: str, container: str, kind: str) -> None:
     source = container if kind == "container" else pushed
     words = (*TRUST, "sbatch", "--parsable", f"--vhpc-image={source}", "-w", "n1")
     script = "#!/bin/sh\nhostname; srun sh -c 'echo ${GREETING:-no greeting}'\n"
@@ -100,7 +100,7 @@ def test_a_kind_is_not_taken_for_the_other(lab: Lab, registry: str, pushed: str,
         assert says in done.err.splitlines()[-1]
 
 
-def test_a_difference_of_images_is_said(lab: Lab, container: str) -> None:
+def test_a_difference_of_images_is_shown(lab: Lab, container: str) -> None:
     for tag, word in (("old", "one"), ("new", "another")):
         made = f"mkdir -p diff/etc; echo {word} > diff/etc/word; vhpc image import diff own/differ:{tag}"
         lab.run("login", "sh", "-c", made, user="alice", timeout=300)

@@ -87,7 +87,7 @@ def _nothing_left() -> None:
 
 
 @pytest.mark.promise("resize.clean")
-def test_a_smaller_job_sees_what_it_sees_without_guests(lab: Lab, resized: tuple[Twins, Job]) -> None:
+def test_a_smaller_job_sees_the_same_as_without_guests(lab: Lab, resized: tuple[Twins, Job]) -> None:
     twins, _ = resized
     ours, theirs = twins.outputs()
     assert ours == theirs

@@ -61,7 +61,7 @@ def test_a_process_finds_itself_to_be_the_same(fields: Twins, name: str) -> None
 
 @pytest.mark.promise("rdma.devices")
 @pytest.mark.results
-def test_the_probes_have_seen_what_they_were_to_see(fields: Twins) -> None:
+def test_the_probes_have_seen_all_cases(fields: Twins) -> None:
     """Lest two jobs be equal because nothing of what was asked for came about in either."""
     found = {name: fields.found(name)[0] for name in ("script", "nofile", "limits", "umask")}
     assert found["script"]["umask"] == "0o27"
@@ -100,7 +100,7 @@ def test_output_and_ends_of_steps_are_the_same(fields: Twins) -> None:
 
 
 @pytest.mark.results
-def test_what_slurm_says_about_the_ends_of_steps_is_the_same(fields: Twins) -> None:
+def test_slurms_messages_about_ends_of_steps_are_the_same(fields: Twins) -> None:
     """The sender of the message that a program cannot be executed differs: ours is vhpc-run."""
     ours, theirs = (sorted(text.splitlines()) for text in fields.outputs("same/ends-{id}.err"))
     theirs = sorted(line.replace("slurmstepd: error: execve", "vhpc-run: execve") for line in theirs)

@@ -215,7 +215,7 @@ def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
 
 
 @pytest.mark.promise("job.suspend")
-def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
+def test_a_suspended_job_stops_and_continues_where_it_was(lab: Lab) -> None:
     """Script and steps, also a step that does not care for SIGTSTP; nothing is lost."""
     script = (
         'cd ~/same; srun -Q -n1 sh -c \'trap "" TSTP; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); echo $i;'

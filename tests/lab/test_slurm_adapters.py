@@ -111,7 +111,7 @@ def auto(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("auto")
-def test_auto_is_pyslurm_and_doctor_says_so(lab: Lab) -> None:
+def test_auto_is_pyslurm_and_doctor_shows_it(lab: Lab) -> None:
     job = lab.finish("hostname", "-w", "n1")
     assert job.output() == "n1\n"
     asked = re.findall("Slurm is asked by (.*)", lab.run("ctl", "cat", VHPCD_LOG).out)

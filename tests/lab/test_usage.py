@@ -65,7 +65,7 @@ def comment(lab: Lab, job: Job) -> str:
 
 
 @pytest.mark.promise("usage.seff")
-def test_seff_and_accounting_have_what_programs_used(lab: Lab) -> None:
+def test_seff_and_accounting_have_the_usage_of_programs(lab: Lab) -> None:
     script = f"cat > work.py <<'EOF'\n{WORK}EOF\nsrun -o work-%j-%t python3 work.py\nsleep 1\n"
     job = lab.finish(script, "-N2", "-n2", "--ntasks-per-node=1", "--mem=800")
     assert job.show()["JobState"] == "COMPLETED", job.told()
@@ -118,7 +118,7 @@ def seff_of(lab: Lab, job: Job) -> dict[str, Any]:
 
 
 @pytest.mark.promise("usage.running", "usage.files")
-def test_a_running_job_shows_what_it_has_used_so_far(lab: Lab) -> None:
+def test_a_running_job_shows_its_usage_so_far(lab: Lab) -> None:
     """A step has ended, one runs; Slurm's own health check tells of them."""
     more = 1 << 20  # the script's own files in home, and what virtiofsd reads for itself
     script = (
@@ -180,7 +180,7 @@ def test_a_running_job_shows_what_it_has_used_so_far(lab: Lab) -> None:
     lab.run("login", "sh", "-c", f"rm *-{job.id} shares-{job.id}.py", user="alice")
 
 
-def test_what_a_guest_reads_from_home_is_counted(lab: Lab) -> None:
+def test_bytes_read_from_home_are_counted(lab: Lab) -> None:
     """A file that no guest has in memory: the login host has written it."""
     lab.run("login", "sh", "-c", "head -c 16777216 /dev/urandom > input", user="alice")
     job = lab.finish("cat input > /dev/null; cat input | wc -c", "-n1", "--mem=800", "-w", "n1")
@@ -194,7 +194,7 @@ def test_what_a_guest_reads_from_home_is_counted(lab: Lab) -> None:
 
 
 @pytest.mark.promise("usage.oom")
-def test_a_program_killed_for_memory_is_told(lab: Lab) -> None:
+def test_a_program_killed_for_memory_is_reported(lab: Lab) -> None:
     script = f"cat > hog.py <<'EOF'\n{HOG}EOF\nsrun -e hog-%j python3 hog.py\necho went on\n"
     job = lab.finish(script, "-n1", "--mem=700", "-w", "n1")
     assert job.output().endswith("went on\n")
@@ -214,7 +214,7 @@ def test_a_program_killed_for_memory_is_told(lab: Lab) -> None:
 
 
 @pytest.mark.promise("usage.seff")
-def test_a_guest_that_is_gone_has_no_figures(lab: Lab) -> None:
+def test_a_lost_guest_has_no_figures(lab: Lab) -> None:
     job = lab.submit("touch gone-$SLURM_JOB_ID; sleep 600", "-n1", "-w", "n1")
     begun = ("ls", f"/home/alice/gone-{job.id}")
     until(lambda: lab.run("login", *begun, check=False).code == 0, f"job {job.id} to run", 240)

@@ -158,7 +158,7 @@ def test_files_are_copied_both_ways(lab: Lab, job: Job) -> None:
         (("cp", "{job}:/no/such/file", "x"), "alice", "/no/such/file: No such file or directory"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_refused_commands_are_one_line(
     lab: Lab, job: Job, words: tuple[str, ...], user: str, expected: str
 ) -> None:
     argv = [word.format(job=job.id) for word in words]

@@ -170,7 +170,7 @@ def on_a_terminal(lab: Lab, command: str) -> str:
 
 
 @pytest.mark.promise("boot.progress")
-def test_srun_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
+def test_srun_on_a_terminal_shows_the_step_that_it_waits_for(lab: Lab) -> None:
     command = f"srun -N2 --mem=768 --vhpc-image={IMAGE} hostname"
     text = on_a_terminal(lab, command)
     lines = [one for one in text.splitlines() if one.startswith("vhpc: ")]
@@ -188,7 +188,7 @@ def test_srun_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
     settled(lab)
 
 
-def test_salloc_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
+def test_salloc_on_a_terminal_shows_the_step_it_waits_for(lab: Lab) -> None:
     command = f"salloc -N2 --mem=768 --vhpc-image={IMAGE} echo the command runs"
     text = on_a_terminal(lab, command)
     before, _, after = text.partition("the command runs")

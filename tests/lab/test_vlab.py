@@ -76,7 +76,7 @@ def test_stdin_stdout_and_stderr_are_those_of_the_caller() -> None:
     assert (result.stdout, result.stderr) == ("some text", "problem\n")
 
 
-def test_a_user_has_his_uid_groups_and_home() -> None:
+def test_a_user_has_uid_groups_and_home() -> None:
     result = vlab("exec", "-u", "bob", "login", "--", "sh", "-c", "id -u; id -Gn; pwd; hostname; umask")
     assert result.stdout.split() == ["2002", "bob", "project", "/home/bob", "login", "0022"]
 

@@ -105,7 +105,7 @@ def test_each_guest_has_its_own_disk_for_all_of_its_users(lab: Lab) -> None:
 
 
 @pytest.mark.promise("disk.mount")
-def test_a_disk_is_not_mounted_over_what_the_guest_needs(lab: Lab) -> None:
+def test_a_disk_is_not_mounted_over_folders_of_the_guest(lab: Lab) -> None:
     for place, says in (("/etc/x", "belongs to the guest's system"), ("/a/../etc", "an absolute path")):
         option = f"--vhpc-disk=64M:{place}"
         words = ("sbatch", "--vhpc-image=x", option, "--wrap=:")
@@ -192,7 +192,7 @@ def installing(mirror: str) -> str:
 
 
 @pytest.mark.promise("tools.save")
-def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> None:
+def test_files_that_a_job_has_installed_become_an_image(lab: Lab, mirror: str) -> None:
     script = f"{installing(mirror)}\necho up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done"
     job = lab.submit(script, "-w", "n1", "--vhpc-network=nat", "--vhpc-disk=256M")
     runs(lab, job)
@@ -246,7 +246,7 @@ def test_a_script_is_a_recipe_of_an_image(lab: Lab) -> None:
         (("srun", "--vhpc-save=own/made", "true"), "it is for sbatch only"),
     ],
 )
-def test_what_cannot_be_saved_creates_no_job(lab: Lab, command: tuple[str, ...], says: str) -> None:
+def test_a_failed_save_creates_no_job(lab: Lab, command: tuple[str, ...], says: str) -> None:
     program, *rest = command
     done = lab.run("login", program, f"--vhpc-image={IMAGE}", *rest, user="alice", check=False)
     assert done.code != 0

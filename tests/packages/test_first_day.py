@@ -85,7 +85,7 @@ def install(suite: Suite) -> None:
             follow(node, "Debian 12", 2)
 
 
-def test_apt_has_installed_what_the_packages_need(day: Day, suite: Suite) -> None:
+def test_apt_has_installed_the_dependencies_of_the_packages(day: Day, suite: Suite) -> None:
     needs = [("login", "python3-uvicorn"), ("n1", "python3-libvirt")]
     if suite == BOOKWORM:
         needs += [("ctl", "python3-click"), ("n1", "qemu-system-x86")]
