@@ -5,9 +5,10 @@
  * 'R' when it is ready.  To vhpc-hookd: 'S' with stdout and stderr as SCM_RIGHTS; the hook starts.
  * From vhpc-hookd: one byte, the hook's exit status.
  *
- * The descriptors go last, because slurmctld waits until nobody has the hook's stdout: a stopped
- * vhpc-hookd would hold it.  A connection that ends earlier means that the hook did not end.
- * vhpc-hookd ends a hook whose connection is closed, so a hook that slurmctld kills does not go on.
+ * The descriptors go last, because slurmctld waits until no process has the hook's stdout: a
+ * stopped vhpc-hookd would hold it.  A connection that ends earlier means that the hook did not
+ * end. vhpc-hookd ends a hook whose connection is closed, so a hook that slurmctld kills does not
+ * continue.
  */
 #include "ask.h"
 
@@ -58,7 +59,7 @@ static bool wait_for(int fd, short events, int64_t deadline)
     }
 }
 
-/* Connect to a process of root or of this user: nobody else may be given a job's environment. */
+/* Connect to a process of root or of this user: no other user may get a job's environment. */
 static int connect_to(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

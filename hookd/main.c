@@ -2,7 +2,7 @@
 /*
  * PrologSlurmctld and EpilogSlurmctld: run as SlurmUser on the host of slurmctld, one for each job.
  *
- * What they do is in Python, whose start costs more than all the rest.  vhpc-hookd has started
+ * Their work is done in Python, whose start costs more than all the rest.  vhpc-hookd has started
  * already and does it.  Nothing depends on that process: without it, or when it ends in the middle,
  * the hook runs in a Python of its own.  A hook may be run twice without harm.
  */
@@ -29,7 +29,7 @@ static char *const *python(const char *word)
     return arguments;
 }
 
-/* A component of a heterogeneous job without guests: others may wait for it; it waits for nobody.
+/* A component of a heterogeneous job without guests: others may wait for it; it waits for no other.
  */
 static int without_guests(void)
 {

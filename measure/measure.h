@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the measuring programs share: numbers from the command line, errors, time. */
+/* Shared code of the measuring programs: numbers from the command line, errors, time. */
 #ifndef VHPC_MEASURE_H
 #define VHPC_MEASURE_H
 

@@ -18,7 +18,7 @@
 static const double SCALE = 3.0;
 
 /* Started threads wait at the gate: with one barrier for all of them, a failed pthread_create would
- * leave the others in it for ever. */
+ * leave the others in it without end. */
 struct team {
     pthread_barrier_t barrier;
     pthread_mutex_t gate;

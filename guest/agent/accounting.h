@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the sessions of this guest have used: from their cgroups into the agent's table. */
+/* The usage of this guest's sessions: from their cgroups into the agent's table. */
 #ifndef VHPC_ACCOUNTING_H
 #define VHPC_ACCOUNTING_H
 
@@ -10,7 +10,7 @@ struct session;
 struct task;
 struct usage;
 
-/* What a session has used until now. */
+/* The usage of a session until now. */
 void accounting_of_session(const struct session *s, struct usage *u);
 /* Its last figures: enter them into the table, once. */
 void accounting_count(struct session *s, const struct usage *u);

@@ -29,7 +29,7 @@ static int give(const char *path, uint32_t uid, uint32_t gid)
     if (fchown(fd, is_for_all(path) ? 0 : uid, is_for_all(path) ? 0 : gid) < 0 ||
         fchmod(fd, is_for_all(path) ? 01777 : 0700) < 0)
         rc = -errno;
-    /* of mkfs, for e2fsck, which nobody runs: the user finds an empty directory */
+    /* of mkfs, for e2fsck, which is never run: the user finds an empty directory */
     (void)unlinkat(fd, "lost+found", AT_REMOVEDIR);
     (void)close(fd);
     return rc;
@@ -60,7 +60,7 @@ int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t g
                        path, real);
         return -ELOOP;
     }
-    /* noinit_itable: the kernel must not fill the disk with tables that nobody needs */
+    /* noinit_itable: the kernel must not fill the disk with tables that are not needed */
     if (rc == 0 && mount(device, path, "ext4", 0, "noinit_itable") < 0)
         rc = -errno;
     else if (rc == 0 && (rc = give(path, uid, gid)) < 0)

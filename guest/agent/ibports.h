@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The InfiniBand ports of this guest, as sysfs shows them, compared with what the job is to have.
+ * The InfiniBand ports of this guest, as sysfs shows them, compared with the ports of the job.
  *
  * Files and their formats: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
  */
@@ -13,7 +13,7 @@
 
 enum {
     IB_PORTS_MAX = 256,    /* ports of a guest */
-    IB_KEYS_MAX = 32,      /* keys that its ports are to have */
+    IB_KEYS_MAX = 32,      /* keys that its ports must have */
     IB_TABLE_MAX = 4096,   /* entries of a port's table */
     IB_DEVICE_MAX = 64,    /* bytes of a device's name with its NUL, as in the kernel */
     IB_PKEY_FULL = 0x8000, /* membership bit of an entry */

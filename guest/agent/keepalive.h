@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * TCP keepalive for every connection between the guests of a job. A guest that is gone closes
- * nothing: without keepalive the other end waits for ever if it does not send. The kernel of a
+ * nothing: without keepalive the other end waits without end if it does not send. The kernel of a
  * guest answers, so programs that are busy or stopped keep their connections.
  *
  * A network that fails for some seconds ends no connection, unless this guest has had ssh to or

@@ -4,8 +4,8 @@
  * 4 orted), and Hydra, which is mpirun of MPICH and others (hydra_pmi_proxy).
  *
  * Lost daemons: mpirun of Open MPI 5.0.7 returns 0, discards what srun writes, and prints that
- * Slurm is too old. On hosts Slurm ends the whole job then, so nobody sees the 0. In guests the job
- * goes on: the srun of this guest tells the reason, and ends mpirun with an error.
+ * Slurm is too old. On hosts Slurm ends the whole job then, so the 0 is never seen. In guests the
+ * job continues: the srun of this guest tells the reason, and ends mpirun with an error.
  *
  * Guests without a network between them: mpirun of Open MPI 5.0.7 crashes, and Hydra never ends
  * for proxies that do not find it. The srun of this guest tells the reason instead, and ends them.
@@ -19,7 +19,7 @@
 
 enum launch_kind { LAUNCH_OTHER, LAUNCH_OPENMPI, LAUNCH_HYDRA };
 
-/* What a command line of srun asks for, as far as launchers are concerned. */
+/* The parts of a command line of srun that concern launchers. */
 struct launch {
     enum launch_kind kind; /* of the daemons; LAUNCH_OTHER: it starts something else */
     bool shows_version;    /* instead */

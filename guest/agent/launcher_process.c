@@ -145,8 +145,8 @@ static int next_state(pid_t pid)
 
 /*
  * No signal makes a program return a code that its caller has chosen, so the process calls
- * exit_group itself: tracing it, we set the registers of this call, and the instruction at which it
- * goes on (in its own copy of the page). Source: ptrace(2), syscall(2).
+ * exit_group itself: tracing it, we set the registers of this call, and the instruction that it
+ * continues with (in its own copy of the page). Source: ptrace(2), syscall(2).
  */
 static bool prepare_exit(pid_t pid, int code)
 {

@@ -60,7 +60,7 @@ static bool leaves_this_guest(const struct launch *launch)
 /*
  * mpirun of Open MPI 5 asks for srun's version, then reads the nodes of the job, and crashes at the
  * first one that is not this guest if the guest has no address (PRRTE 3.0.8,
- * prte_check_host_is_local). It reads other nodes if its parameter "ras" says so.
+ * prte_check_host_is_local). It reads other nodes if its parameter "ras" asks for it.
  */
 static bool crashes_without_address(const char *name, pid_t launcher)
 {

@@ -187,13 +187,13 @@ static int descriptor(const char *text)
     return fcntl((int)number, F_GETFD) < 0 ? -1 : (int)number;
 }
 
-/* Where the host is. */
+/* The connection to the host. */
 struct endpoint {
     const char *port; /* NULL = the port with VHPC_PORT_NAME */
     int fd;           /* an open socket instead of a port; -1 = none */
 };
 
-/* Returns -1 when the agent is to run, else the exit status. */
+/* Returns -1 if the agent must run, else the exit status. */
 static int read_options(int argc, char **argv, struct agent *a, struct endpoint *host)
 {
     static const struct option options[] = {

@@ -11,7 +11,7 @@
 
 #include "directory.h"
 
-/* Nothing is mounted on these, nor below those in `trees`. */
+/* Nothing is mounted on these, and nothing below those in `trees`. */
 static const char *const places[] = {"/", "/usr", "/var", "/usr/bin", "/usr/sbin", "/usr/libexec"};
 static const char *const trees[] = {"/etc",  "/bin", "/sbin", "/lib",  "/dev",
                                     "/proc", "/sys", "/run",  "/boot", "/usr/lib"};

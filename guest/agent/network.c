@@ -140,7 +140,7 @@ static int set_ipv4(int fd, const char *name, const struct network_plan *plan)
     return ioctl(fd, SIOCSIFNETMASK, &request) < 0 ? -errno : 0;
 }
 
-/* What cannot be set keeps the kernel's default. */
+/* A value that cannot be set keeps the kernel's default. */
 static void set_sysctl(const char *path, const char *value)
 {
     int fd = open(path, O_WRONLY | O_CLOEXEC);

@@ -8,7 +8,7 @@
  * the cause; without a network between the guests it hangs. Therefore the agent detects the first
  * use of PMI and ends the program with the line that came from the host. It holds the other end of
  * PMI_FD, and listens where PMIX_SERVER_URI* say. A program that does not use PMI is not affected,
- * although Slurm sets the variables for each step if MpiDefault says so.
+ * although Slurm sets the variables for each step with a suitable MpiDefault.
  */
 /* Decision: Slurm's PMI is relayed, not replaced */
 #include <errno.h>

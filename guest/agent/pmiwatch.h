@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program sends to Slurm's PMI server (PMI-1 and PMI-2): whether it asks for something that
- * the server does not offer. Everything passes unchanged; this only reads.
+ * Watches a program's requests to Slurm's PMI server (PMI-1 and PMI-2) for operations that the
+ * server does not offer. Everything passes unchanged; this only reads.
  *
  * PMI-1 has lines. PMI-2 begins with a line of PMI-1, "cmd=init pmi_version=2 ...", and then has
  * messages after their length in six characters.
@@ -31,7 +31,7 @@ struct pmiwatch {
     bool skip_line; /* ... or up to the end of a line */
     bool messages;  /* PMI-2 */
     bool begun;     /* a program has asked for "init" */
-    bool over;      /* neither PMI-1 nor PMI-2: read no more */
+    bool over;      /* not PMI-1 and not PMI-2: read no more */
 };
 
 /* The next bytes that the program sends; the first thing that is not offered in them. */

@@ -11,9 +11,9 @@ enum { COMMAND_PUBLISH = 6, COMMAND_SPAWN = 9 };
 enum { LENGTH_AT = 8 };
 
 /*
- * What is before the number of a command, which has one byte: the count of values (1), as an int32
- * of two encodings. Libraries that were built for debugging also write the types, int32 (9) and
- * command (34).
+ * The bytes before the number of a command, which has one byte: the count of values (1), as an
+ * int32 of two encodings. Libraries that were built for debugging also write the types, int32 (9)
+ * and command (34).
  */
 static const struct before {
     uint8_t bytes[8];
@@ -65,7 +65,7 @@ static uint32_t length_of(const struct pmixwatch *w)
     return w->greeted ? ntohl(length) : length;
 }
 
-/* The first message comes from nobody yet: eight bytes of the header are 0xff. */
+/* The first message has no sender yet: eight bytes of the header are 0xff. */
 static bool is_greeting(const struct pmixwatch *w)
 {
     static const uint8_t nobody[] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program sends to the PMIx server on one connection: whether it asks for something that
- * Slurm's server does not offer. Everything passes unchanged; this only reads.
+ * Watches a program's requests to the PMIx server on one connection for operations that Slurm's
+ * server does not offer. Everything passes unchanged; this only reads.
  *
  * Each message has a header of 16 bytes and then its content, since PMIx 2. The content of a
  * request begins with the number of a command, which libraries of all versions have in common; how

@@ -37,7 +37,7 @@ static int set_identity(const struct execspec *spec)
 
 /*
  * Programs that use verbs lock the memory that they register with an adapter. A guest's memory is
- * the job's own, so a limit of the node or of the submitting shell protects nobody here.
+ * the job's own, so a limit of the node or of the submitting shell protects no other job here.
  */
 static void unlimit_locked_memory(void)
 {

@@ -233,7 +233,7 @@ static int describe_srun(int argc, char **argv, struct execspec *spec)
 
 /* --- the others ----------------------------------------------------------------- */
 
-/* The first word that is neither an option nor an option's value; NULL if no word is. */
+/* The first word that is not an option and not an option's value; NULL if there is none. */
 static const char *verb_of(char **argv)
 {
     static const char *const with_value[] = {"-M", "-u", "--clusters", "--cluster", "--uid", NULL};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a Slurm command that is called in the guest asks of the host: its arguments, adapted where
- * the host's command would find other files than the guest's.
+ * The request of a Slurm command in the guest to the host: its arguments, adapted where the host's
+ * command would find other files than the guest's.
  */
 #ifndef VHPC_REQUEST_H
 #define VHPC_REQUEST_H

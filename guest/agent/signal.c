@@ -8,7 +8,7 @@
 #include "agent.h"
 
 /*
- * Whether the signal would end or stop the process, because it is neither caught nor ignored. A
+ * Whether the signal would end or stop the process, because it is not caught and not ignored. A
  * blocked signal counts as well: libc blocks all signals while it forks, as shells do often.
  */
 static bool has_default_action(pid_t pid, int number)

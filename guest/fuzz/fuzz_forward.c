@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* promise: attack.forward */
-/* What a host sends to `vhpc-agent --forward`, with any bytes: what is kept stays bounded. */
+/* Any bytes from a host to `vhpc-agent --forward`: the memory for them stays bounded. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write the seed corpus: small, valid conversations, and one step beside them.
+"""Write the seed corpus: small, valid conversations, and some with one fault.
 
-usage: make_corpus.py [DIR]   (default: corpus/ beside this file)
+usage: make_corpus.py [DIR]   (default: corpus/ in the folder of this file)
 
 The numbers are those of docs/guest-protocol.md, written down again here on
 purpose: the seeds do not follow the C headers when these go wrong.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What both fuzz targets share: an input is a byte stream of frames, cut into pieces. After each
- * piece the program under test has a turn.
+ * Shared code of both fuzz targets: an input is a byte stream of frames, cut into pieces. After
+ * each piece the program under test has a turn.
  */
 #ifndef FUZZ_RIG_H
 #define FUZZ_RIG_H

@@ -17,7 +17,7 @@
 #include "fatal.h"
 #include "verity.h"
 
-/* Where the layers of the root are mounted while the initramfs is still "/". */
+/* Mount point of the root's layers while the initramfs is still "/". */
 #define LOWER_DIR "/lower"
 #define RW_DIR "/rw"
 
@@ -73,7 +73,7 @@ void mount_root(const struct init_options *options)
     mount_or_die(root, LOWER_DIR, options->rootfstype, MS_RDONLY, NULL);
     if (options->disk[0] != '\0') {
         wait_for_device(options->disk, options->rootwait_s);
-        /* noinit_itable: the kernel must not fill the disk with tables that nobody needs */
+        /* noinit_itable: the kernel must not fill the disk with tables that are not needed */
         mount_or_die(options->disk, RW_DIR, "ext4", 0, "noinit_itable");
     } else {
         snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);

@@ -5,7 +5,7 @@
 
 #include "options.h"
 
-/* Where the guest's root is mounted while the initramfs is still "/". */
+/* Mount point of the guest's root while the initramfs is still "/". */
 #define NEW_ROOT "/newroot"
 /* Where install_agent() puts the agent, seen from the new root. */
 #define AGENT_TARGET "/run/vhpc/vhpc-agent"

@@ -57,7 +57,7 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         return copy_value(options->rootfstype, word, value, error, error_size);
     if (strcmp(word, "vhpc.disk") == 0)
         return copy_value(options->disk, word, value, error, error_size);
-    /* The agent mounts it; an older vhpc-init ignores it, and the agent beside it says that it is
+    /* The agent mounts it; an older vhpc-init ignores it, and the agent reports that vhpc-init is
      * too old. */
     if (strcmp(word, "vhpc.agent.disk") == 0)
         return copy_value(options->mounted_disk, word, value, error, error_size);

@@ -56,8 +56,8 @@ struct chan {
     void (*on_close)(struct chan *, int error);
     bool (*may_read)(struct chan *);
     /*
-     * Where the payload of this frame, which has not arrived yet, is to be received: room for its
-     * length, valid until on_frame gets it or the connection is closed. NULL: here. May be NULL.
+     * A place for the payload of this frame, which has not arrived yet: room for its length, valid
+     * until on_frame gets it or the connection is closed. NULL: here. May be NULL.
      */
     uint8_t *(*place_for)(struct chan *, const struct frame *);
     bool places; /* expect such payloads: read headers without much of what follows them */

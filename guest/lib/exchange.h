@@ -58,8 +58,8 @@ struct exchange {
      */
     bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
     /*
-     * A regular file has no room for so many bytes: whether to discard them and go on. NULL, and
-     * other errors of write(2): the other end is told that nobody reads any more.
+     * A regular file has no room for so many bytes: whether to discard them and continue. NULL, and
+     * other errors of write(2): the other end is told that reading has ended.
      */
     bool (*no_room)(struct exchange *, size_t len, int error);
     void *owner;

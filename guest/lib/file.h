@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* Write a new file. What was at path before is removed, and a link there is not followed. 0 or
+/* Write a new file. An earlier file at path is removed, and a link there is not followed. 0 or
  * -errno. */
 int write_file(const char *path, mode_t mode, const char *content);
 int write_file_data(const char *path, mode_t mode, const void *data, size_t len);

@@ -99,7 +99,7 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
     return 0;
 }
 
-/* What an agent supports, it names in STARTED. */
+/* An agent names the features that it supports in STARTED. */
 static bool names(const struct frame *frame, uint16_t tag)
 {
     struct tlv_reader r = {frame->payload, frame->length};
@@ -245,8 +245,8 @@ static void signals_ready(struct source *s, short revents)
 
 /*
  * A signal to the group is also one to us, and the main process must get it first: a shell whose
- * command ends before the shell has its signal goes on with the next command. But Slurm may signal
- * one process after the other, children first (proctrack/linuxproc).
+ * command ends before the shell has its signal continues with the next command. But Slurm may
+ * signal one process after the other, children first (proctrack/linuxproc).
  */
 static void await_own_signal(struct front *f, int number)
 {

@@ -36,7 +36,7 @@ static void fill_stdio(void)
 }
 
 /*
- * Whether the program can neither read nor write anything there. Then the other side can use its
+ * Whether the program cannot read or write anything there. Then the other side can use its
  * own.
  */
 static bool is_null(int fd)

@@ -5,7 +5,7 @@
 
 enum { ASK_AFTER = VHPC_WINDOW };
 
-/* Ask after the first MiB. What is written to a pipe or a terminal is limited by its reader. */
+/* Ask after the first MiB. Output to a pipe or a terminal is limited by its reader. */
 static int consider(struct front_share *s, struct exchange *x, const struct frame *f)
 {
     if (!s->offered || s->asked || f->type != VHPC_DATA || f->fd != RING_FD ||
@@ -25,7 +25,7 @@ static int broken(struct exchange *x, const char *why)
     return -EPROTO;
 }
 
-/* The shim has sent the memory. If it cannot be mapped, say nothing: all goes on as before. */
+/* The shim has sent the memory. If it cannot be mapped, say nothing: all continues as before. */
 static int answered(struct front_share *s, struct exchange *x)
 {
     struct chan *c = x->chan;

@@ -19,8 +19,8 @@ struct front_share {
 };
 
 /*
- * To be called for each frame of the program. 0: it was handled; 1: *f is to be handled by the
- * caller, and is DATA instead of SHARED; -EPROTO: x->flow.why has the reason; <0: -errno.
+ * To be called for each frame of the program. 0: it was handled; 1: the caller must handle *f,
+ * which is DATA instead of SHARED; -EPROTO: x->flow.why has the reason; <0: -errno.
  */
 int front_share_frame(struct front_share *s, struct exchange *x, struct frame *f);
 

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* What becomes of an fd at the end of its stream. */
+/* The handling of an fd at the end of its stream. */
 enum localfd {
     LOCALFD_OWN,    /* it is closed */
     LOCALFD_SHARED, /* our own stdio: it stays open, and is not made non-blocking */

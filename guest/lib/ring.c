@@ -42,7 +42,7 @@ static int make_part(void)
     return rc;
 }
 
-/* The size stays, or an access would be a SIGBUS; and nobody else writes. */
+/* The size stays, or an access would be a SIGBUS; and no other process writes. */
 static int seal(int fd)
 {
     const int size = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

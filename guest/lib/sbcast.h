@@ -23,7 +23,7 @@ struct sbcast {
     char target[PATH_MAX]; /* the absolute name of the file to create */
 };
 
-/* Fill in zeroed *r; false if Slurm's own sbcast is to report an error or to print its help. */
+/* Fill in zeroed *r; false if Slurm's own sbcast must report an error or print its help. */
 bool sbcast_parse(int argc, char **argv, struct sbcast *r);
 _Noreturn void sbcast_fail(const char *what, const char *why);
 /*

@@ -3,7 +3,7 @@
  * Files that came to this node while the job ran: slurmd writes the files of `srun --bcast=PATH`
  * and sbcast to the node, where the guest does not see them. If the guest has no program of that
  * name, and the node has one that the user owns and that is newer than the job's guests, vhpc-run
- * first copies it into the guest, with the libraries that `--send-libs` has put beside it.
+ * first copies it into the guest, with the libraries that `--send-libs` has put into its folder.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a host call needs on the host besides its arguments: a copy of a script, a way back. */
+/* Files of a host call on the host besides its arguments: a copy of a script, a way back. */
 #ifndef VHPC_CALLFILES_H
 #define VHPC_CALLFILES_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What slurmstepd has set up for this process, as the guest needs it. */
+/* The process as slurmstepd has set it up, described for the guest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -78,7 +78,7 @@ static int take_folder(struct execspec *spec)
 }
 
 /*
- * The step, by which the agent sums what programs use; the numbers of Slurm's own steps are in
+ * The step; the agent sums the usage of programs by steps; the numbers of Slurm's own steps are in
  * slurm.h. It is the user's word: a false one is wrong only about the user's own job.
  */
 static int name_step(const struct run_options *o, struct execspec *spec)

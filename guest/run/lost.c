@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The guest of a task is gone, or its slurmstepd. The tasks of the same step in other guests may
- * wait for this one for ever: an MPI program does, and Slurm ends a step by itself only when a
+ * wait for this one without end: an MPI program does, and Slurm ends a step by itself only when a
  * whole node fails. So the step is ended as Slurm ends it then.
  */
 /* Decision: A guest that ends takes its steps with it */

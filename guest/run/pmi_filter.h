@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What Slurm's PMI server (mpi/pmi2 in slurmstepd) answers to a task on a node with several guests:
+ * Answers of Slurm's PMI server (mpi/pmi2 in slurmstepd) to a task on a node with several guests:
  * the process mapping is replaced, everything else passes unchanged.
  *
  * PMI-1 has lines "cmd=get_result rc=0 value=...". PMI-2 begins with a line of PMI-1, the answer to

@@ -19,7 +19,7 @@ struct run_options {
 };
 
 /*
- * Command line and VHPC_RUN_* environment. Returns -1 to go on, else the exit
+ * Command line and VHPC_RUN_* environment. Returns -1 to continue, else the exit
  * status (--help, --version, usage).
  */
 int run_parse(int argc, char **argv, struct run_options *o);
@@ -29,7 +29,7 @@ int run_parse(int argc, char **argv, struct run_options *o);
  */
 int run_console(const struct run_options *o);
 
-/* What the program takes over from this process: uid, groups, limits, script. 0 or -errno. */
+/* The program's values from this process: uid, groups, limits, script. 0 or -errno. */
 int run_describe(const struct run_options *o, struct execspec *spec);
 
 /*
@@ -84,12 +84,12 @@ void host_calls_tick(struct front *f, long long now);
  */
 void run_watch_parent(struct front *f);
 
-/* Report on stderr that a program was killed for memory, if the guest has said so. */
+/* Report on stderr that a program was killed for memory, if the guest has reported it. */
 void run_report_memory(const struct execspec *spec, const struct front_result *r);
 
 /*
- * Discard output that a file has no room for: a script on the node goes on, too, unless it looks at
- * the result of write(2). And report on stderr how much that was.
+ * Discard output that a file has no room for: a script on the node continues, too, unless it looks
+ * at the result of write(2). And report on stderr how much that was.
  */
 bool run_drop(struct exchange *x, size_t len, int error);
 void run_report_dropped(const struct execspec *spec);

@@ -153,8 +153,8 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
  * A guest whose channel we have closed ourselves runs until its job's Epilog and may write to its
  * console: stay and limit the console's size. New clients get the reason.
  *
- * A guest that has ended writes nothing, and the Epilog waits for all processes of its uid, of
- * which we are one: so do not stay if the daemons of its folders have ended with it.
+ * A guest that has ended writes nothing, and the Epilog waits for all processes of its uid, also
+ * for this one: so do not stay if the daemons of its folders have ended with it.
  */
 static bool must_stay(const struct shim *s)
 {
@@ -254,7 +254,7 @@ static bool read_option(struct shim *s, struct settings *to, int option, const c
     }
 }
 
-/* Returns -1 when the shim is to run, else the exit status. */
+/* Returns -1 if the shim must run, else the exit status. */
 static int read_options(int argc, char **argv, struct shim *s, struct settings *to)
 {
     static const struct option options[] = {

@@ -15,7 +15,7 @@ int share_asked(struct client *c, const struct frame *f)
     struct frame answer = {.type = VHPC_SHARE};
     if (f->length != 0 || f->call != 0 || f->flags != 0 || c->ring.at != NULL)
         return chan_broken(chan, "a malformed or unexpected SHARE");
-    /* Without an answer the client goes on as before. */
+    /* Without an answer the client continues as before. */
     if (c->shim->ring_count >= RINGS_MAX || ring_make(&c->ring, chan->gives.fd) < 0)
         return 0;
     c->shim->ring_count++;

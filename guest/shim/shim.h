@@ -98,7 +98,7 @@ struct host_call *client_call(struct client *c, uint32_t id);
 /* Stop the programs of clients that seem to be stopped themselves; true while any is watched. */
 bool shim_check_silent(struct shim *s, long long now);
 /*
- * Stop the programs of clients that were stopped by a signal. Returns after how many ms it is to be
+ * Stop the programs of clients that were stopped by a signal. Returns the ms until it must be
  * called again, -1 while no program runs.
  */
 int shim_check_stopped(struct shim *s, long long now);

@@ -4,7 +4,7 @@
 A host has a cgroup namespace, so that its /sys/fs/cgroup begins with its
 subtree, as on a real machine with the root.  If this machine does not allow
 new cgroups (a container with a read-only /sys/fs/cgroup), the hosts have none,
-and their vhpc.toml says so.
+and their vhpc.toml has the setting for that.
 """
 
 from __future__ import annotations

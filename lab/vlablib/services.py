@@ -23,7 +23,7 @@ CONSOLE_LOGS = "/var/log/vlab"
 _OPENSM_LOG = f"{fabric.RUN}/opensm.log"
 # systemd's default; a clean end of libvirtd took more than 20 s just after guests had ended
 _STOP_TIMEOUT_S = 90
-# OpenSM may wait for ever for an answer that ibsim has lost on a busy machine; then it is killed
+# OpenSM may wait without end for an answer that ibsim has lost on a busy machine; then it is killed
 _SIMULATED_STOP_TIMEOUT_S = 20
 _READY_TIMEOUT_S = 60
 _DGRAM = 2

@@ -31,7 +31,7 @@ _ASSOCIATIONS = ("--noheader", "--parsable2", "list", "associations", "format=us
 
 @dataclass(frozen=True)
 class System:
-    """What the hosts' system is to be; all None: that of the running lab, otherwise the default suite."""
+    """The system for the hosts; all None: that of the running lab, otherwise the default suite."""
 
     suite: str | None = None
     # folder of Debian packages that hosts get vhpc from, instead of from the checkout
