@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What long work says of itself: lines, some of which are amounts."""
+"""Progress of long work: lines, some of them with amounts."""
 
 from __future__ import annotations
 

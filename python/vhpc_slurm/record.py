@@ -14,7 +14,8 @@ from msgspec import Struct
 
 
 class _Fields:
-    """What ``dataclasses.replace``, ``asdict`` and ``fields`` look for; made when one of them is called."""
+    """The attribute for ``dataclasses.replace``, ``asdict`` and ``fields``; made when one of them is
+    called."""
 
     def __get__(self, record: object, kind: type[Struct]) -> dict[str, Any]:
         return _fields(kind)

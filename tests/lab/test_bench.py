@@ -107,7 +107,7 @@ def test_control_c_cancels_the_running_job(lab: Lab) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:
-    """The nodes of the lab have no MPI: the report says so, and the guests' outputs are complete."""
+    """The nodes of the lab have no MPI: the report shows it, and the guests' outputs are complete."""
     subprocess.run([ROOT / "scripts/publish-image", "debian-hpc"], check=True, timeout=3600)
     words = ("--ntasks-per-node=1", "--rounds=1", "--time=30", "--keep", "--json")
     done = _bench(lab, "job", *words, *SMALL, timeout=2000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CPUs the guest sees: the host's own with KVM, everything TCG can emulate without."""
+"""The guest's CPU model: the host's own with KVM, everything that TCG can emulate without."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who the guest is: name, uuid, and the generation in the metadata, for reconciliation."""
+"""The guest's identity: name, uuid, and the generation in the metadata, for reconciliation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """APIC IDs of eight bits reach 255 vCPUs at most; beyond that, an IOMMU that remaps interrupts.
 
-An interrupt message has room for an APIC ID of eight bits, of which 255 means
+An interrupt message has room for an APIC ID of eight bits; the value 255 means
 all CPUs.  Remapping gives it 32.  libvirt refuses more than 255 vCPUs without
 (extended interrupt mode, ``eim``), and remapping needs an I/O APIC outside of
 the kernel (``<ioapic driver="qemu"/>``).  IDs have gaps where the numbers of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory, and what backs it.
 
-memfd needs neither a hugetlbfs mount nor a path permission; virtiofs needs it
+memfd needs no hugetlbfs mount and no path permission; virtiofs needs it
 shared; no same-page merging between tenants.  ``<locked/>`` stays away: it
 lifts QEMU's memlock limit altogether, and huge pages do not swap anyway.
 """

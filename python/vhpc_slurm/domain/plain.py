@@ -11,7 +11,7 @@ Why they are as they are:
 - ``rng``: the host's non-blocking generator, so that a guest's boot does not wait for entropy.
 - ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; the ISA device,
   because the PCI one needs libvirt 9.1.
-- ``serial_ports``: one for the agent beside port 0, which is for consoles.  libvirt's default of 31 ports
+- ``serial_ports``: one for the agent and port 0, which is for consoles.  libvirt's default of 31 ports
   has 64 queues, and QEMU's main loop, on the way of each packet, polls a descriptor for each of them.
 - ``security``: QEMU under a uid of this guest alone, so that an escape finds no files or processes of
   other guests.  Numeric ids need no passwd entry.  libvirt gives sockets, kernel and initrd to that uid

@@ -132,7 +132,7 @@ def drain(config: Config, node: str, error: VhpcError) -> None:
 
 
 def comment(lease: Lease, more: str = "") -> str:
-    """The AdminComment of a job: the digest of its image, by which sacct tells what ran, and a message."""
+    """The AdminComment of a job: the digest of its image, so that sacct shows it, and a message."""
     image = "" if lease.image is None else f"image {lease.image}"
     return "vhpc: " + "; ".join(filter(None, (image, more)))
 

@@ -193,7 +193,7 @@ def _work(parent: socket.socket, link: socket.socket, configuration: _Configurat
     for left in reversed(range(most)):
         with link:
             status = _serve(link, configuration)
-            # slurmctld waits until nobody has the hook's stdout
+            # slurmctld waits until no process has the hook's stdout
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             if left:

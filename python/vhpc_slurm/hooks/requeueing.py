@@ -21,7 +21,7 @@ from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError
 UNLIMITED_S = 300.0
 """How long a Prolog that has no limit tries, counted from its start."""
 REST_S = 40.0
-"""What a Prolog keeps of its time for two commands of Slurm, which tell the user, and to release the job."""
+"""Time that a Prolog reserves for two commands of Slurm, which tell the user, and to release the job."""
 PAUSE_S, MOST_PAUSE_S = 1.0, 5.0
 MAY_NOT = "the job may not be requeued: submit it again"
 

@@ -122,7 +122,7 @@ def _upgrading() -> bool:
 
 
 def version() -> tuple[int, int, int]:
-    """What changes when the package is replaced: dpkg renames a new file to each path."""
+    """Attributes that change when the package is replaced: dpkg renames a new file to each path."""
     found = (Path(__file__).parents[1] / "__init__.py").stat()
     return found.st_dev, found.st_ino, found.st_ctime_ns
 

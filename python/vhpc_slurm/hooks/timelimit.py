@@ -20,14 +20,14 @@ from vhpc_slurm.model.lease import FAILED
 from vhpc_slurm.node.store import timeline
 
 SHORTEST_S = 45.0
-"""No boot that took less has used up a time limit, of which the shortest is a minute."""
+"""No boot that took less has used up a time limit: the shortest one is a minute."""
 REASON = "TimeLimit"
 """squeue's reason of a job that its time limit has ended (FAIL_TIMEOUT)."""
 _BEGINS = "the time limit ended the job in the boot of its guests"
 
 
 def explain(config: Config, env: common.HookEnv, recorder: timeline.Recorder, began: float) -> str:
-    """What the user must read of a job that ended in its boot; empty if its time limit was not the reason.
+    """The line for the user of a job that ended in its boot; empty if its time limit was not the reason.
 
     Also puts it into the timeline, in place of the end of the stage that was interrupted.
 

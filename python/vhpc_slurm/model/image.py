@@ -66,9 +66,10 @@ class Blob(Record, frozen=True):
 
 
 class ImageManifest(Record, frozen=True):
-    """What a lease carries of an image's manifest.  The image's digest is the sha256 of the manifest.
+    """The parts of an image's manifest that a lease carries.  The image's digest is the sha256 of the
+    manifest.
 
-    A manifest has no name: ``name`` and ``tag`` are those by which the image was found.
+    A manifest has no name: the image was found by ``name`` and ``tag``.
     ``min_cpus`` are CPUs as Slurm counts them (hardware threads).  ``driver_versions`` has the
     drivers whose module states a version.
     """

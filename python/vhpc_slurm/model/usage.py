@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs in guests have used, as the guests' kernels measured it.
+"""Usage of programs in guests, as the guests' kernels measured it.
 
 A figure that was not measured is None, and never zero. A guest can only lie about its own job,
 within the bounds that its node checks.
@@ -15,7 +15,7 @@ from vhpc_slurm.record import Record
 FIGURE_MAX = 2**53
 """A larger figure counts as not measured: 285 years of CPU time, 9 PB."""
 SUM_MAX = 2**63 - 1
-"""What a sum is at most: JSON has no larger integers."""
+"""Maximum of a sum: JSON has no larger integers."""
 
 
 class Figures(Record, frozen=True):
@@ -52,10 +52,10 @@ class StepUsage(Record, frozen=True):
 
 
 class SharedIo(Record, frozen=True):
-    """What a guest has moved to and from the files of shared folders, as its node counts it.
+    """Bytes that a guest has moved to and from the files of shared folders, as its node counts them.
 
     Attributes:
-        read_bytes: read from these files. What the guest had in memory was read once.
+        read_bytes: read from these files. Data in the guest's memory was read once.
         written_bytes: written to them.
     """
 
@@ -84,7 +84,7 @@ class GuestUsage(Record, frozen=True):
 
 
 class NodeUsage(Record, frozen=True):
-    """What a generation has used in the guests of a node."""
+    """The usage of a generation in the guests of a node."""
 
     generation: Generation
     node: str

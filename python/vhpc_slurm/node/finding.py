@@ -29,7 +29,7 @@ class Kind(StrEnum):
     ORPHAN_FOLDER = "orphan-folder"
     ORPHAN_PIN = "orphan-pin"
     ORPHAN_DISK = "orphan-disk"
-    """What belongs to a generation without a journal: a domain, process, uid, control group, run folder,
+    """Objects of a generation without a journal: a domain, process, uid, control group, run folder,
     image pin or disk."""
     ORPHAN_NETWORK = "orphan-network"
     """Interfaces or nftables tables of a segment of a generation without a journal."""

@@ -84,7 +84,7 @@ def _release(
 def keep_usage(layout: Layout, generation: Generation, held: Sequence[Entry]) -> None:
     """Ask the guests in the journal what their programs have used: with them the figures go.
 
-    Nobody waits for accounting: what fails here is only missing there.
+    The teardown does not wait for accounting: after a failure only these figures are missing.
     """
     found = usage.of_guests(held_guests(layout, held))
     try:

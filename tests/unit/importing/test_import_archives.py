@@ -79,7 +79,7 @@ def test_the_image_for_this_platform_is_taken(layout: Layout, tmp_path: Path) ->
 
 
 def test_the_lowest_variant_of_a_processor_is_taken(layout: Layout) -> None:
-    """What docker buildx writes for linux/amd64 and linux/amd64/v3, with attestations."""
+    """The output of docker buildx for linux/amd64 and linux/amd64/v3, with attestations."""
     amd64 = {"architecture": "amd64", "os": "linux"}
     v3 = layout.image([ONE], platform=amd64 | {"variant": "v3"})
     baseline = layout.image([TWO], platform=amd64)

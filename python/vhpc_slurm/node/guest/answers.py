@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest's agent answers, as ``channel`` returns it."""
+"""Answers of a guest's agent, as ``channel`` returns them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vhpc_slurm.record import Record
 
 
 class GuestHello(Record, frozen=True):
-    """What the agent says of itself when its port opens."""
+    """The agent's description of itself when its port opens."""
 
     agent_version: str
     boot_id: str
@@ -30,7 +30,7 @@ class GuestInfo(Record, frozen=True):
 
 
 class GuestPorts(NamedTuple):
-    """What a guest has of the job's fabric.
+    """A guest's view of the job's fabric.
 
     Attributes:
         ports: name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.

@@ -2,7 +2,7 @@
 """A libvirt that does not answer: for how long already, which decides whether the node is at fault.
 
 Somebody may have filled its clients, or the node may be overloaded for a moment: the job is requeued and
-operators get an alarm.  Only if it goes on the node is drained.
+operators get an alarm.  The node is drained only if it continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def forget(layout: Layout) -> None:
 
 
 def alarm(layout: Layout) -> str:
-    """What operators are told while libvirt does not answer; empty if it does."""
+    """The message to operators while libvirt does not answer; empty if it does."""
     _, last, line = _read(layout)
     return line if 0 <= statefile.uptime() - last <= NEWS_S else ""
 

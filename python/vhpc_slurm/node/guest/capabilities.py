@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt knows of the host: its capabilities XML, and where that differs from the kernel's word.
+"""libvirt's view of the host: its capabilities XML, and its differences from the kernel's view.
 
 libvirt pins and binds by its own picture of the host, which it makes when it
 starts.  One that was made before CPUs went offline refuses a plan that is right.

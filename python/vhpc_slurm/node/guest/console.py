@@ -21,7 +21,7 @@ log = logging.getLogger("vhpc")
 
 COPY_TIMEOUT_S = 10.0
 NO_WAIT = "oflag=nonblock"
-"""Of dd(1): a FIFO that nobody reads, or whose reader is slow, takes nothing more."""
+"""Of dd(1): a FIFO without a reader, or with a slow one, takes nothing more."""
 LEFT_OUT = b"\n[%d bytes left out]\n"
 """Stands where the middle of a long console was."""
 

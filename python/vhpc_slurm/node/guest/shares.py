@@ -92,7 +92,7 @@ def of_job(config: Config, account: Account, request: JobRequest) -> tuple[Share
 
 
 class Trial(Record, frozen=True):
-    """What came of an attempt to share a folder: where it leads, and why it would not be shared."""
+    """The result of an attempt to share a folder: its real path, and why it would not be shared."""
 
     real_path: str
     why_not: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs have used in the guests of a node: asked of their agents while the guests run.
+"""Usage of programs in the guests of a node, asked from their agents while the guests run.
 
-The guest's root can make the agent answer anything, so all is bounded here. What guests have moved to and
-from shared folders is counted on the node, by the daemons that serve these folders.
+The guest's root can make the agent answer anything, so all is bounded here. The node's daemons that serve
+shared folders count the bytes that guests move to and from them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _of_guest(asked: AskedGuest, until: float) -> GuestUsage:
 
 
 def _shared(daemons: Sequence[ProcessRef] | None) -> SharedIo | None:
-    """What the daemons have read and written; None if one of them has ended or is not known.
+    """The bytes that the daemons have read and written; None if one of them has ended or is not known.
 
     They serve one guest each, and read and write little else: some kilobytes when they start.
     """

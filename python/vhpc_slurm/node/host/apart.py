@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An action of a hook that nobody has to wait for."""
+"""An action of a hook that no process has to wait for."""
 # Decision: The last node writes the figures into AdminComment
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def run(action: Callable[[], object]) -> bool:
     """Run an action in a process that continues when the hook ends; False if none can be made.
 
     It is a copy of the hook, in a session of its own and without the hook's pipes: slurmd kills the process
-    group of a finished script and waits for its stdout to close.  What the action raises is lost.  The
+    group of a finished script and waits for its stdout to close.  Exceptions of the action are lost.  The
     caller must hold no lock, because the copy would hold it as well.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)

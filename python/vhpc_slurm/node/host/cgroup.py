@@ -161,7 +161,7 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Move QEMU into the partition in the hierarchies in which libvirt has not done it.
 
-        libvirt does not use the pids controller, nor those missing in its cgroup_controllers.
+        libvirt does not use the pids controller and those missing in its cgroup_controllers.
         """
         for folder in self.folders:
             if not folder.exists() or pid in _pids_below(folder):

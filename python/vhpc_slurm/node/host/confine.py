@@ -171,7 +171,7 @@ def start(
     Args:
         argv: its command, with an absolute path (in its own root directory).
         confinement: its settings.
-        generation: marker by which a scan finds it.
+        generation: marker that a scan finds it with.
         stderr: descriptor of its stdout and stderr.
         pass_fds: descriptors that it inherits with their numbers.
 

@@ -21,7 +21,7 @@ MOUNT_S = 5.0
 
 
 class FuseMount(NamedTuple):
-    """A mount; ``connection`` is the minor number of its device, by which the kernel names the connection."""
+    """A mount; ``connection`` is the minor number of its device: the kernel's name of the connection."""
 
     place: str
     connection: int
@@ -55,7 +55,7 @@ def waits(pid: int, task: str = "") -> bool:
 def end_waits(pid: int) -> None:
     """Abort connections that a killed process waits for: those of its own user's file systems that it sees.
 
-    File systems of root and of other users are left alone.  What fails leaves the process as it is.
+    File systems of root and of other users are left alone.  A failure leaves the process as it is.
     """
     for uid, mountinfo in _waiting(pid):
         if uid == 0:

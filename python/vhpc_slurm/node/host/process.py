@@ -84,7 +84,7 @@ def spawn(
 
     Args:
         argv: command with an absolute path.
-        generation: the marker by which a scan finds it.
+        generation: the marker that a scan finds it with.
         stderr: descriptor of its stdout and stderr.
         pass_fds: descriptors that it inherits with their numbers.
         stdin: descriptor of its standard input.

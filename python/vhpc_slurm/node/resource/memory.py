@@ -31,7 +31,7 @@ Inode = tuple[int, int]
 """Device and inode number."""
 SETTLE_S = 2.0
 SMALL_BYTES = 32 << 20
-"""What is not called memory of a guest: files of QEMU's on tmpfs, such as its console."""
+"""Smaller files on tmpfs, such as QEMU's console, do not count as memory of a guest."""
 
 
 class GuestMemory(Struct):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of resource can do."""
+"""The interface of each kind of resource."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _BY_KIND = {resource.kind: resource for resource in RESOURCES}
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
-    """Release everything a generation holds but the kinds in ``keep``, newest first; go on past failures.
+    """Release everything a generation holds but the kinds in ``keep``, newest first; failures do not stop it.
 
     Devices, which take long, are released side by side.
 

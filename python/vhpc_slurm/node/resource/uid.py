@@ -4,8 +4,8 @@
 With libvirt's shared default user one escaped guest could control all others.
 A uid is allocated by a file that names its generation.
 
-A compromised QEMU may leave a setuid file, by which the guest's user can assume
-the uid later.  Therefore uids rotate: one is used again only when all others
+A compromised QEMU may leave a setuid file; the guest's user can assume the uid
+with it later.  Therefore uids rotate: one is used again only when all others
 have been used, also after a reboot, and not while it owns a process, or a file
 in a world-writable folder.
 """

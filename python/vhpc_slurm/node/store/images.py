@@ -202,7 +202,7 @@ class _Copies:
         os.utime(final)  # marks the blob as recently used, so that others are removed first
 
     def chunk_list(self, blob: Blob) -> Generator[None, None, None]:
-        """Copy the chunk list of a blob, by which its chunks are checked; the blob is copied also without.
+        """Copy the chunk list of a blob, to check its chunks; without it the blob is copied too.
 
         The list is kept: nodes that ask this one for the blob ask for its list first.
         """
@@ -264,7 +264,7 @@ class _Copies:
 
     def _fetch(self, blob: Blob, final: Path) -> Iterator[None]:
         hashes = self._hashes.get(blob.sha256, b"")
-        if blob.chunks and not hashes:  # nobody may take its copy for verified
+        if blob.chunks and not hashes:  # its copy must not count as verified
             blob = replace(blob, chunks="", chunk_size=0)
         copy = BlobCopy(
             self._image,

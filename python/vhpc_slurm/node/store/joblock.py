@@ -45,7 +45,7 @@ def held(
     Raises:
         NodeError: another holder kept it for ``timeout_s``.
         TeardownError: the holder does not end.
-        NoRoomError: a Prolog cannot leave its name there, by which an Epilog could end it.
+        NoRoomError: a Prolog cannot leave its name there for an Epilog that would end it.
     """
     path = layout.lock(job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -179,7 +179,7 @@ class Journal:
 
 
 def read_entries(folder: Path, generation: Generation) -> list[Entry]:
-    """What a generation holds, oldest first, read without changing its journal; empty without a journal.
+    """Resources of a generation, oldest first, read without changing its journal; empty without a journal.
 
     Raises:
         NodeError: the journal cannot be read or is damaged.

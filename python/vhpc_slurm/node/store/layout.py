@@ -153,7 +153,7 @@ class Layout(Record, frozen=True):
         return self.state / "usage"
 
     def usage(self, generation: Generation) -> Path:
-        """What a generation has used on this node."""
+        """The file with the usage of a generation on this node."""
         return self.usages / f"{generation}.json"
 
 

@@ -4,8 +4,8 @@
 Only whole chunks are appended, so every prefix of the file that ends with a chunk may be served to
 other nodes, and its size says how far the copy is. Each byte goes into the digest of the whole, which
 decides at the end. Chunks of other nodes are compared with the chunk list before they are appended:
-nobody passes on what a bad node sent. For those of the catalogue that would be a second pass, and is
-made up for only if the whole is wrong. A copy that was interrupted goes on from there: nothing but the
+no node passes on bytes of a bad node. For those of the catalogue that would be a second pass, and is
+made up for only if the whole is wrong. A copy that was interrupted continues from there: nothing but the
 file itself says what it has, and its bytes are verified again. So it does not matter at which byte a
 process was killed, or what a power cut left.
 """
@@ -170,7 +170,7 @@ class Part:
         return digest.hexdigest()
 
     def restart(self) -> None:
-        """Begin again with nothing, in a new file: nobody must take the old one for right."""
+        """Begin again with nothing, in a new file: the old one must not count as right."""
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
         self._open()

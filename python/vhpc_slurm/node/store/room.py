@@ -116,7 +116,7 @@ def _limited(layout: Layout, space: int, used: int) -> int:
 def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
     """Record that a generation uses an image, before it looks which blobs are there.
 
-    Nobody removes blobs meanwhile: who looks for blobs without a pin removes them before this one is made.
+    No process removes blobs meanwhile: a search for blobs without a pin removes them before this one is made.
 
     Raises:
         FabricError: there is no space for the record.

@@ -47,7 +47,7 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
         reader: uid of the job's user; only this user and root may read it.
 
     Raises:
-        ValueError: a key is in neither ``PLUGIN_KEYS`` nor ``HOOK_KEYS``.
+        ValueError: a key is not in ``PLUGIN_KEYS`` and not in ``HOOK_KEYS``.
         NodeError: it cannot be written.
         FabricError: its file system is full.
     """
@@ -100,7 +100,7 @@ def read_state(path: Path) -> dict[str, str]:
 
 
 def uptime() -> float:
-    """Seconds since the node's boot, of a clock that nobody can set; it counts during a suspend."""
+    """Seconds since the node's boot, of a clock that cannot be set; it counts during a suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

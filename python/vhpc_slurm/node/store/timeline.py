@@ -24,7 +24,7 @@ _BOOTED = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def now() -> float:
-    """Seconds of the Unix epoch, as if nobody had set the clock since this process began.
+    """Seconds of the Unix epoch, as if the clock was not set since this process began.
 
     Otherwise a stage in which the clock is set would have taken an hour, or less than nothing.
     """

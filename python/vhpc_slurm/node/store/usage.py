@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What generations have used on this node, kept until the acknowledgement of their end has it."""
+"""Usage of generations on this node, kept until the acknowledgement of their end has it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def keep(path: Path, guests: Sequence[GuestUsage]) -> None:
 
 
 def read(path: Path) -> tuple[GuestUsage, ...]:
-    """What was stored; empty if nothing was."""
+    """The stored usage; empty if there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=tuple[GuestUsage, ...])
     except (FileNotFoundError, *UNDECODABLE):

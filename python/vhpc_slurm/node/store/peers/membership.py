@@ -22,7 +22,7 @@ log = logging.getLogger("vhpc")
 
 
 def lineage(layout: Layout, offer: Offer, sources: Sequence[str]) -> Lineage:
-    """What a node needs to ask others.
+    """The data that a node needs to ask others.
 
     Args:
         layout: of the node.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node offers to other nodes: a file for root alone, in the job's run folder.
+"""The offer of a node to other nodes: a file for root alone, in the job's run folder.
 
 A node that ``vhpc image warm`` prepares has no lease. Its offer is in a folder of its own, under the
 name of that run, and is valid as long as the process lives that made it.

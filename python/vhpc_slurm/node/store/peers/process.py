@@ -3,7 +3,7 @@
 
 Prolog starts it on nodes that others ask, and ``vhpc image stage`` under ``vhpc image warm``, with a
 listening socket and without capabilities: it reads files of the image store, and offers, which belong
-to root. It ends by itself when nobody has asked for a while; the journal ends it with the job at the
+to root. It ends by itself when no node has asked for a while; the journal ends it with the job at the
 latest, or the command that has started it. Processes of several jobs listen on the same port
 (SO_REUSEPORT), and each serves the requests of all jobs of its node.
 """
@@ -38,7 +38,7 @@ BACKLOG = 128
 
 
 def listen(port: int) -> socket.socket:
-    """A listening socket on all addresses, beside those of other jobs; OSError if there is none."""
+    """A listening socket on all addresses, in addition to those of other jobs; OSError if there is none."""
     for family in (socket.AF_INET6, socket.AF_INET):
         made = None
         try:

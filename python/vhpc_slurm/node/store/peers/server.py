@@ -58,7 +58,7 @@ LIMITS = Limits()
 
 
 class Place(Record, frozen=True):
-    """What a listener serves: the node's files, and how names of nodes become addresses."""
+    """Data for a listener: the node's files, and how names of nodes become addresses."""
 
     layout: Layout
     addresses: Callable[[str], frozenset[str]]
@@ -120,7 +120,7 @@ class Server:
         self._wake()
 
     def run(self, idle_s: float, most_s: float) -> None:
-        """Serve until nobody has been connected for ``idle_s`` seconds, or ``most_s`` seconds are over."""
+        """Serve until no node has been connected for ``idle_s`` seconds, or ``most_s`` seconds are over."""
         until = time.monotonic() + most_s
         try:
             while not self._stop and time.monotonic() < min(until, self.idle_since + idle_s):
@@ -243,7 +243,7 @@ class Server:
                 raise ConnectionResetError  # all is sent; the asker keeps its port, as it closes second
         if bool(link.out) != link.writable:
             link.writable = bool(link.out)
-            # while something is to be sent only that counts: an asker has nothing more to say
+            # while sending, wait for writability only: an asker sends nothing more
             event = selectors.EVENT_WRITE if link.out else selectors.EVENT_READ
             self._selector.modify(link.sock, event, link)
         if not link.out and not link.ends and _has_closed(link.sock):
