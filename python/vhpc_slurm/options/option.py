@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a declaration of an option has."""
+"""The parts of an option's declaration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Option(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The first field of ``JobRequest``, by which other tables name the option."""
+        """The first field of ``JobRequest``; other tables name the option by it."""
         return self.fields[0]
 
     def values(self, text: str) -> dict[str, Any]:

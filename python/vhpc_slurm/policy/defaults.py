@@ -40,7 +40,7 @@ class Default(Record, frozen=True):
 
 
 def candidates(rules: Sequence[Rule], first: Rule, subject: Subject, option: Option) -> list[Default]:
-    """The values one of which a job gets for an option, if ``first`` is the rule that applies to it.
+    """The possible values of an option for a job, if ``first`` is the rule that applies to it.
 
     Rules before ``first`` do not hold then. Values that ``first`` does not permit are left out. Only
     the last one is certain; if none is, the job may get no value.

@@ -31,7 +31,7 @@ class Subject(Record, frozen=True):
 
 
 def possible(rules: Sequence[Rule], subject: Subject) -> list[Rule | None]:
-    """The rules one of which applies, in their order; the last is None if perhaps no rule applies.
+    """The rules that may apply, in their order; the last is None if perhaps no rule applies.
 
     It is one rule, or None alone, if everything of the subject is known.
     """

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures of images: those of ssh-keygen(1) over a manifest, in the namespace ``vhpc-image``.
 
-A manifest has the digests of all files of its image, so a signature of it covers them. Who may
-sign is in a file of the form ALLOWED SIGNERS of ssh-keygen(1), with names (principals),
-validity and namespaces; ssh-keygen also checks certificates and keys on FIDO devices.
+A manifest has the digests of all files of its image, so a signature of it covers them. The
+permitted signers are in a file of the form ALLOWED SIGNERS of ssh-keygen(1), with names
+(principals), validity and namespaces; ssh-keygen also checks certificates and keys on FIDO
+devices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vhpc_slurm.record import Record
 NAMESPACE = "vhpc-image"
 MAX_PRINCIPALS = 8
 NO_PRINCIPAL = "No principal matched."
-"""What ssh-keygen says of an unknown key."""
+"""The message of ssh-keygen for an unknown key."""
 PROGRAM = "ssh-keygen"
 SEARCH = "/usr/bin:/bin:/usr/local/bin"
 TIMEOUT_S = 20.0
@@ -80,8 +81,8 @@ def check(images: Images, signed: Signed, prefix: Sequence[str] = ()) -> Signers
     Args:
         images: names the site's files, which this process reads.
         signed: the manifest and its signatures.
-        prefix: words in front of the command of ssh-keygen, by which it gets fewer rights: it parses
-            what a user has written.
+        prefix: words in front of the command of ssh-keygen that reduce its rights: it parses a file of
+            a user.
 
     Raises:
         FabricError: the site's files cannot be read, or this host has no ssh-keygen.
@@ -104,7 +105,7 @@ def check(images: Images, signed: Signed, prefix: Sequence[str] = ()) -> Signers
 
 
 def _site_file(path: str) -> bytes:
-    """What a file of the site has; FabricError if it cannot be read."""
+    """The content of a file of the site; FabricError if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:

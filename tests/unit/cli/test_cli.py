@@ -91,7 +91,7 @@ def test_without_a_reader_it_ends_quietly(vhpc: Vhpc) -> None:
 
 
 def test_the_manual_has_every_command_and_every_option() -> None:
-    """`vhpc plan` and `vhpc policy` have options of sbatch, of which vhpc-spank(8) is the manual."""
+    """`vhpc plan` and `vhpc policy` have options of sbatch, with vhpc-spank(8) as their manual."""
     manual = (ROOT / "docs/man/vhpc.1").read_text().replace("\\-", "-")
     of_sbatch = {f"--{option.name}" for option in OPTIONS}
     for name, command in commands().items():

@@ -52,7 +52,7 @@ Plugin = Callable[..., list[str]]
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
-    """What the plugin makes of values of an option, or ``REFUSED`` and why; or all variables."""
+    """The plugin's variables for values of an option, or ``REFUSED`` and why; or all variables."""
     sources = tuple(PLUGIN / name for name in ("image.c", "mountpoint.c", "options.c", "text.c"))
     program = compile_c(tmp_path_factory.mktemp("plugin"), PROBE, sources)
 
@@ -65,7 +65,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
 
 
 def read(option: Option, text: str) -> dict[str, Any] | None:
-    """What the hook reads; None if it refuses the value."""
+    """The value that the hook reads; None if it refuses the value."""
     try:
         return option.values(text)
     except ValueRefusedError:

@@ -61,7 +61,7 @@ Show = Annotated[bool, typer.Option("--show", help="Print what the job gets, and
 class Verdict:
     """A rule that may apply, None where perhaps none does, and why it refuses the job.
 
-    ``defaults`` has the values of rules one of which a job without the option gets.
+    ``defaults`` has the values of rules; a job without the option gets one of them.
     """
 
     rule: Rule | None
@@ -100,7 +100,7 @@ def _refusal(
 
 
 def verdicts(config: Config, subject: Subject, image: str | None, asked: Asked) -> list[Verdict]:
-    """What each rule that may apply says of a job.
+    """Results of a job by each rule that may apply.
 
     Args:
         config: has the rules.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vhpc policy`: what rules say of a job of which not everything is known."""
+"""`vhpc policy`: results of rules for a job that is not fully known."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Site:
         edit.add_signature(catalog, self.image, made)
 
     def rules(self, *rules: dict[str, Any], **images: Any) -> None:
-        """What vhpc.toml of the node has."""
+        """The rules in the node's vhpc.toml."""
         raw = msgspec.to_builtins(self.rig.work.layout.config)
         raw["policy"] = [*rules]
         raw["images"] |= {"allowed_signers": str(self.folder / "allowed_signers")} | images
@@ -306,7 +306,7 @@ def test_bytes_swapped_within_a_copy_are_not_staged(
 
 @pytest.fixture
 def own(site: Site) -> Path:
-    """The image is alice's own now, in a catalogue that nobody else can read, signed by ops."""
+    """The image is alice's own now, in a catalogue that no other user can read, signed by ops."""
     folder = site.folder / "alice"
     site.catalog.rename(folder)
     site.asks(replace(site.image, ref=ImageRef("base", own=True)))

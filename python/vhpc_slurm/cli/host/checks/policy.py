@@ -18,7 +18,7 @@ from vhpc_slurm.slurm.port import SlurmPartition
 from vhpc_slurm.slurm.settings import SlurmSettings
 
 ENFORCEMENT = {"accounts": "associations", "qos": "qos"}
-"""What Slurm must enforce so that users cannot choose what a condition is about."""
+"""Settings that Slurm must enforce so that users cannot choose the value of a condition."""
 CONDITIONS = {"partitions", "accounts", "qos", "users"}
 SIGNER_FILES = ("allowed_signers", "revoked_signers")
 DEFAULTS = tuple(key for key in Rule.__struct_fields__ if key.startswith("default_"))
