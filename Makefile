@@ -39,12 +39,16 @@ deps: ## Install build and test dependencies; nothing to do takes a moment
 	@scripts/deps
 
 .PHONY: lint
-lint: deps ## ruff, clang-format, clang-tidy, cycles of C modules, shellcheck, mandoc, SPDX lines
+lint: deps ## ruff, clang-format, clang-tidy, cycles of C modules, shellcheck, mandoc, links of documents, SPDX lines
 	scripts/lint
 
 .PHONY: fix
 fix: deps ## Format all sources, apply ruff's fixes, write SPDX lines
 	scripts/lint --fix
+
+.PHONY: docs
+docs: deps ## The documents as a site with search, in build/docs/site
+	@scripts/docs
 
 .PHONY: promises
 promises: ## Write docs/guarantees-tests.md from the markers of the tests
@@ -54,7 +58,7 @@ promises: ## Write docs/guarantees-tests.md from the markers of the tests
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
-	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/promises.py scripts/plain_english.py
+	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/links.py scripts/promises.py scripts/plain_english.py
 	for script in check pace release slow steady tidy; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:$(UNIT_FOLDERS):. $(MYPY) --explicit-package-bases bench/vhpcbench

@@ -43,7 +43,7 @@ def pins(part: str) -> dict[str, str]:
 
 def wanted(project: dict[str, Any]) -> list[Requirement]:
     optional = project["project"]["optional-dependencies"]
-    parts = [lines for name, lines in optional.items() if name != "dev"]
+    parts = [lines for name, lines in optional.items() if name not in {"dev", "docs"}]
     lines = [*project["project"]["dependencies"], *(line for part in parts for line in part)]
     return [Requirement(line) for line in lines]
 
