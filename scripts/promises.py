@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""promises.py [--check]: write docs/guarantees-tests.md, the tests of each promise and of each defence.
+"""promises.py [--check]: write docs/guarantees-tests.md, the promises and defences of each file of tests.
 
-Keys are the first cells of the tables in docs/guarantees.md and docs/threat-model.md.  A Python test names
+Keys begin the items of docs/guarantees.md and docs/threat-model.md.  A Python test names
 its keys with @pytest.mark.promise("KEY", ...), a file of tests in its pytestmark.  A C test and a fuzz target
 have a comment "promise: KEY, ..." in the line above the function, or below the licence for the whole file.
 A star marks tests that run, in whole or in part, in `make check-slow` only.
 
---check writes nothing.  Exit status 1: the table is stale, a key has no test, or a test names an unknown key.
+--check writes nothing.  Exit status 1: the page is stale, a key has no test, or a test names an unknown key.
 """
 
 from __future__ import annotations
@@ -27,16 +27,14 @@ HEAD = """# Tests of the guarantees
 
 <!-- Written by scripts/promises.py: run make promises. -->
 
-- Promises are in [guarantees.md](guarantees.md), defences in [threat-model.md](threat-model.md).
-- Paths are below `tests/`, those of fuzz targets of guest programs in `guest/fuzz/`.
-- Tests with a star run, in whole or in part, in `make check-slow` only.
+The files of tests, and the keys of the promises ([guarantees.md](guarantees.md)) and defences
+([threat-model.md](threat-model.md)) that each file holds; the tests carry the key. Paths are below `tests/`,
+those of fuzz targets of guest programs in `guest/fuzz/`. `make check-slow` runs keys with a star.
 
-| key | tests |
-|---|---|
 """
-KEY = re.compile(r"^\| `([a-z0-9.-]+)` \|", re.MULTILINE)
+KEY = re.compile(r"^- `([a-z0-9.-]+)`: ", re.MULTILINE)
 NAMED = re.compile(r"\(`(attack\.[a-z0-9.-]+)`\)")
-"""A key in a sentence, for a defence that is in no table."""
+"""A key in a sentence, for a defence that is in no list."""
 COMMENT = re.compile(r"(?:/\*|#) promise: ([a-z0-9., -]+?)(?: \*/)?")
 C_FUNCTION = re.compile(r"(?:static )?(?:void|int) (\w+)\(")
 SLOW_MARKS = re.compile(r"\bmark\.(?:slow|hw)\b")
@@ -110,20 +108,33 @@ def tests(root: Path) -> dict[str, list[str]]:
     return {key: sorted(names) for key, names in found.items()}
 
 
-def table(root: Path) -> tuple[str, list[str]]:
+def by_file(keys: list[str], found: dict[str, list[str]]) -> dict[str, str]:
+    """The keys of each file of tests; a star if all tests of the key in this file are slow."""
+    files: dict[str, dict[str, bool]] = defaultdict(dict)
+    for key in keys:
+        for test in found.get(key, ()):
+            held = files[test.strip("`*").partition("::")[0]]
+            held[key] = held.get(key, True) and test.endswith("*")
+    return {
+        name: ", ".join(f"`{key}`{'*' if slow else ''}" for key, slow in held.items())
+        for name, held in sorted(files.items())
+    }
+
+
+def page(root: Path) -> tuple[str, list[str]]:
     """The page, and what is wrong with the keys."""
     wanted, found = keys(root), tests(root)
     wrong = [f"{key}: no test names this key" for key in wanted if key not in found]
     wrong += [
         f"{key}: named by {names[0]} and on no page" for key, names in found.items() if key not in wanted
     ]
-    rows = [f"| `{key}` | {', '.join(found[key])} |\n" for key in wanted if key in found]
+    rows = [f"- `{name}`: {held}\n" for name, held in by_file(wanted, found).items()]
     return HEAD + "".join(rows), wrong
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check the table."""
-    text, wrong = table(ROOT)
+    """Write or check the page."""
+    text, wrong = page(ROOT)
     if arguments == ["--check"]:
         if not (ROOT / TABLE).is_file() or (ROOT / TABLE).read_text(encoding="utf-8") != text:
             wrong.append(f"{TABLE} is stale; run: make promises")

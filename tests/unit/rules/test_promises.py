@@ -18,7 +18,7 @@ promises = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(promises)
 
 
-def test_each_promise_has_a_test_and_the_table_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_promise_has_a_test_and_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert promises.main(["--check"]) == 0, capsys.readouterr().err
 
 
@@ -43,8 +43,8 @@ def test_fuzz_targets_that_hold_a_promise_are_run() -> None:
 
 def test_missing_and_unknown_keys_are_reported(tmp_path: Path) -> None:
     for name, text in {
-        "docs/guarantees.md": "| `a.one` | One |\n| `a.two` | Two |\n",
-        "docs/threat-model.md": "Never (`attack.uids`).\n",
+        "docs/guarantees.md": "- `a.one`: One\n- `a.two`: Two\n",
+        "docs/threat-model.md": "- `attack.item`: a\n\nNever (`attack.uids`).\n",
         "tests/slow.toml": '"unit/test_x.py::test_slow" = "long"\n',
         "tests/unit/test_x.py": """
 import pytest
@@ -59,12 +59,12 @@ def test_y(): ...
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    text, wrong = promises.table(tmp_path)
+    text, wrong = promises.page(tmp_path)
     assert text.removeprefix(promises.HEAD) == (
-        "| `a.one` | `guest/test_z.c::z`, `unit/test_x.py::test_slow`* |\n"
-        "| `attack.uids` | `unit/test_x.py` |\n"
+        "- `guest/test_z.c`: `a.one`\n- `unit/test_x.py`: `a.one`*, `attack.uids`\n"
     )
     assert wrong == [
         "a.two: no test names this key",
+        "attack.item: no test names this key",
         "a.three: named by `unit/test_x.py::test_y` and on no page",
     ]
