@@ -45,21 +45,20 @@ def resolve(
     devices: NodeDevices,
     config: Config,
     usage: Usage,
-) -> tuple[Wanted, list[VhpcError]]:
+    reasons: list[VhpcError],
+) -> Wanted:
     """Map generic resources to devices that exist, are usable, and are held by no other job.
 
-    Returns:
-        The wanted devices, and every error; with errors the devices are not valid.
+    With a reason against them, which is added to ``reasons``, the devices are not valid.
     """
-    errors: list[VhpcError] = []
     places = places_of(host, devices)
     gpus: list[HostDevice] = []
-    for key in _gpu_keys(allocation, host, devices, config, errors):
+    for key in _gpu_keys(allocation, host, devices, config, reasons):
         place = places.get(key)
         found = of_map(key, place, config)
         if found is None:
             what = "not a PCI function" if place is None else f"of class {place.class_code:06x}, not a GPU"
-            errors.append(
+            reasons.append(
                 NodeError(
                     f"the GPU map of {host.node} names {key}",
                     f"it is {what}",
@@ -67,15 +66,14 @@ def resolve(
                 )
             )
             continue
-        errors += _unusable(found, host, devices, usage)
+        reasons += _unusable(found, host, devices, usage)
         gpus.append(found)
     there = pool(host, devices)
-    count, more = _vf_count(allocation, request, len(there), config, host)
-    errors += more
+    count = _vf_count(allocation, request, len(there), config, host, reasons)
     free = tuple(vf for vf in there if not _unusable(vf, host, devices, usage))
-    if not more and count > len(free):
-        errors.append(_too_few(count, there, free, host, usage, counted=_counted(allocation, config) > 0))
-    return Wanted(tuple(gpus), free, count), errors
+    if count > len(free):
+        reasons.append(_too_few(count, there, free, host, usage, counted=_counted(allocation, config) > 0))
+    return Wanted(tuple(gpus), free, count)
 
 
 def places_of(host: HostInventory, devices: NodeDevices) -> dict[str, PciFunction]:
@@ -102,14 +100,14 @@ def _gpu_keys(
     host: HostInventory,
     devices: NodeDevices,
     config: Config,
-    errors: list[VhpcError],
+    reasons: list[VhpcError],
 ) -> list[str]:
     found: list[str] = []
     for gres in allocation.gres:
         if gres.name != config.placement.gpu_gres:
             continue
         if len(gres.indexes) != gres.count:
-            errors.append(
+            reasons.append(
                 NodeError(
                     f"Slurm allocated {gres.count} GPUs on {host.node} and named {len(gres.indexes)} of them",
                     "guests get exactly the GPUs that Slurm names",
@@ -120,7 +118,7 @@ def _gpu_keys(
             if 0 <= index < len(devices.gpus):
                 found.append(devices.gpus[index])
             else:
-                errors.append(
+                reasons.append(
                     NodeError(
                         f"Slurm allocated GPU {index} on {host.node}",
                         f"the GPU map has {len(devices.gpus)} entries",
@@ -129,7 +127,7 @@ def _gpu_keys(
                 )
     twice = sorted({address for address in found if found.count(address) > 1})
     if twice:
-        errors.append(
+        reasons.append(
             NodeError(
                 f"GPU {', '.join(twice)} of {host.node} would be allocated twice", "", "correct the GPU map"
             )
@@ -188,41 +186,54 @@ def _too_few(
 
 
 def _vf_count(
-    allocation: NodeAllocation, request: JobRequest, there: int, config: Config, host: HostInventory
-) -> tuple[int, list[VhpcError]]:
-    """How many: Slurm's allocation, or the user's request if Slurm does not count them."""
+    allocation: NodeAllocation,
+    request: JobRequest,
+    there: int,
+    config: Config,
+    host: HostInventory,
+    reasons: list[VhpcError],
+) -> int:
+    """How many: Slurm's allocation, or the user's request if Slurm does not count them; 0 with a reason."""
     name = config.placement.vf_gres
     allocated = _counted(allocation, config)
     asked = request.vfs
     if asked is None:
-        return allocated, []
+        return allocated
     if asked < 0:
-        return 0, [UserError(f"--vhpc-vfs={asked} is negative")]
-    if allocated and asked > allocated:
+        reasons.append(UserError(f"--vhpc-vfs={asked} is negative"))
+    elif allocated and asked > allocated:
         hint = f"request --gres={name}:{asked}"
-        return 0, [UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", hint)]
-    if asked > there:
+        reasons.append(UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", hint))
+    elif asked > there:
         why = f"{host.node} has {there} in all"
-        return 0, [UserError(f"--vhpc-vfs={asked} is more than a node has", why, "request fewer")]
-    return asked, []
+        reasons.append(UserError(f"--vhpc-vfs={asked} is more than a node has", why, "request fewer"))
+    else:
+        return asked
+    return 0
 
 
 # --- assignment ---------------------------------------------------------------------
 
 
 def assign(
-    parts: Sequence[Sequence[HostCpu]], wanted: Wanted, host: HostInventory, *, strict: bool
-) -> tuple[list[GuestDevices], list[str], list[VhpcError]]:
+    parts: Sequence[Sequence[HostCpu]],
+    wanted: Wanted,
+    host: HostInventory,
+    reasons: list[VhpcError],
+    *,
+    strict: bool,
+) -> tuple[list[GuestDevices], list[str]]:
     """Assign the job's devices to its guests, the nearest first.
 
     Args:
         parts: CPUs of each guest.
         wanted: the job's devices on this node.
         host: for distances.
-        strict: a device that is at none of its guest's cells is an error.
+        reasons: reasons against the plan are added.
+        strict: a device that is at none of its guest's cells is a reason.
 
     Returns:
-        Devices by guest, notes, errors.
+        Devices by guest, and notes.
     """
     near = _Near(host)
     cells = [{cpu.cell for cpu in part} for part in parts]
@@ -255,8 +266,7 @@ def assign(
         for count, what in ((len(wanted.gpus), "GPUs"), (wanted.vfs, "virtual functions"))
         if count % len(parts)
     ]
-    remote, errors = _remote(found, cells, host, strict=strict)
-    return found, notes + remote, errors
+    return found, notes + _remote(found, cells, host, reasons, strict=strict)
 
 
 def _adapter(device: HostDevice) -> str:
@@ -324,8 +334,14 @@ def _deal(cells: Sequence[set[int]], gpus: Sequence[HostDevice], near: _Near) ->
 
 
 def _remote(
-    found: Sequence[GuestDevices], cells: Sequence[set[int]], host: HostInventory, *, strict: bool
-) -> tuple[list[str], list[VhpcError]]:
+    found: Sequence[GuestDevices],
+    cells: Sequence[set[int]],
+    host: HostInventory,
+    reasons: list[VhpcError],
+    *,
+    strict: bool,
+) -> list[str]:
+    """Notes on devices that are at none of their guest's cells; reasons against the plan if it is strict."""
     lines = [
         f"device {device.key} is at NUMA cell {device.place.cell}, guest {guest} of {host.node} runs in "
         + ", ".join(map(str, sorted(cells[guest])))
@@ -334,6 +350,7 @@ def _remote(
         if device.place.cell != UNKNOWN_CELL and device.place.cell not in cells[guest]
     ]
     if not strict:
-        return lines, []
+        return lines
     hint = "request --gres-flags=enforce-binding, and set Cores= for GPUs in gres.conf"
-    return [], [UserError(line, "placement.devices is strict", hint) for line in lines]
+    reasons += [UserError(line, "placement.devices is strict", hint) for line in lines]
+    return []

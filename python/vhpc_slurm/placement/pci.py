@@ -41,16 +41,14 @@ class _Switch(Record, frozen=True):
 
 
 def lay_out(
-    devices: Sequence[HostDevice], guest_cell: Callable[[int], int]
-) -> tuple[PciLayout | None, list[VhpcError]]:
-    """Controllers and devices of a guest.
+    devices: Sequence[HostDevice], guest_cell: Callable[[int], int], reasons: list[VhpcError]
+) -> PciLayout | None:
+    """Controllers and devices of a guest; None if they are not possible.
 
     Args:
         devices: in the order in which the guest shall count them within a root complex.
         guest_cell: guest cell of a host cell, or the one nearest to it.
-
-    Returns:
-        The layout, or None and why it is not possible.
+        reasons: the reason against the layout is added.
     """
     complexes: dict[str, list[HostDevice]] = {}
     for device in devices:
@@ -59,13 +57,15 @@ def lay_out(
     for members in complexes.values():
         made.expander(_tree(members, 0), guest_cell(members[0].place.cell))
     if len(made.controllers) > BUSES - OWN_BUSES or made.crowded:
-        error = NodeError(
-            f"{len(devices)} devices do not fit the guest's PCI Express buses",
-            f"{len(made.controllers)} buses are needed of {BUSES - OWN_BUSES}, a bus has {SLOTS} slots",
-            "give the job fewer devices, or more guests on the node",
+        reasons.append(
+            NodeError(
+                f"{len(devices)} devices do not fit the guest's PCI Express buses",
+                f"{len(made.controllers)} buses are needed of {BUSES - OWN_BUSES}, a bus has {SLOTS} slots",
+                "give the job fewer devices, or more guests on the node",
+            )
         )
-        return None, [error]
-    return PciLayout(made.numbered(), tuple(made.devices)), []
+        return None
+    return PciLayout(made.numbered(), tuple(made.devices))
 
 
 def hole_bytes(devices: Sequence[HostDevice]) -> int:

@@ -82,8 +82,7 @@ def fit(what: PlanInput, config: Config) -> NodePlan | Refusal:
         reasons += _cpu_errors(cpus, what.image.manifest, host)
     wanted = Wanted()
     if what.devices is not None:
-        wanted, errors = resolve(allocation, request, host, what.devices, config, what.usage)
-        reasons += errors
+        wanted = resolve(allocation, request, host, what.devices, config, what.usage, reasons)
     size = size_memory(allocation, request, config.guests.memory_reserve_mib, reasons)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
@@ -146,9 +145,9 @@ def _guests(
 ) -> tuple[list[GuestPlan], list[str]]:
     """All guests of the node on the chosen CPUs, except those with reasons against them, and notes."""
     strict, host = config.placement.devices == "strict", what.host
-    given, device_notes, errors = assign([guest.vcpus for guest in cpus], wanted, host, strict=strict)
+    given, device_notes = assign([guest.vcpus for guest in cpus], wanted, host, reasons, strict=strict)
     memory = bind(backing.guests, {cpu.os_cpu for cpu in chosen}, host, hugepages=backing.page_kib > 0)
-    reasons += [*errors, *_loose(memory, config, host)]
+    reasons += _loose(memory, config, host)
     guests = []
     for index, (guest, cells, own) in enumerate(zip(cpus, memory, given, strict=True)):
         built = _guest(index, guest, cells, own, backing.page_kib, what, reasons)
@@ -184,15 +183,14 @@ def _guest(
     what: PlanInput,
     reasons: list[VhpcError],
 ) -> GuestPlan | None:
-    """One guest; None with reasons against it."""
+    """One guest; None if it cannot be made. With reasons against it, it is not valid."""
     host = what.host
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
-    layout, errors = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host))
+    layout = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host), reasons)
     hole = pci.hole_bytes(given.all)
     if given.all:
-        errors += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)
-    if errors or layout is None:
-        reasons += errors
+        reasons += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)
+    if layout is None:
         return None
     return GuestPlan(
         index=index,

@@ -19,6 +19,7 @@ from hwloc_truth import Function, functions
 from machine_tree import gpu_node
 
 from vhpc_slurm.device import HostDevice
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
@@ -35,7 +36,8 @@ WAIT_S = 30
 def guest_of(host: HostInventory, found: list[PciFunction], cell: int) -> GuestPlan:
     """A guest of one cell that has all of these; the first one is to be its GPU."""
     devices = [HostDevice(f.address, "gpu" if f is found[0] else "vf", f) for f in found]
-    layout, errors = pci.lay_out(devices, lambda _: 0)
+    errors: list[VhpcError] = []
+    layout = pci.lay_out(devices, lambda _: 0, errors)
     assert layout is not None, errors
     return GuestPlan(
         0, "n1", (), GuestTopology(1, 1, 2, 1), (GuestCell(0, (0, 1), 512, cell),), 512, (), "",
