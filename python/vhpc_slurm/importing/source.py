@@ -11,6 +11,8 @@ from vhpc_slurm.errors import UserError
 REGISTRY = "docker://"
 DISKS = ("qcow2", "raw", "vmdk")
 KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir", *DISKS)
+INDEXED = ("docker", "oci", "oci-archive")
+"""Kinds that can have an index of images for several processors."""
 TAR_SUFFIXES = {".tar": "", ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
 """Suffix of a tar file -> its compression. The name states the format; bytes are never probed."""
 FORMS = (

@@ -346,6 +346,12 @@ def test_an_invalid_label_is_refused_before_reading(
         import_verb("absent.tar", "mine", label=[text], catalog=site.own)
 
 
+def test_a_variant_of_a_tar_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "config", lambda: Config(images=site.images))
+    with pytest.raises(UserError, match="has no variants: --variant is for docker://NAME"):
+        import_verb("absent.tar", "mine", variant="v3", catalog=site.own)
+
+
 @pytest.mark.promise("import.container")
 def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     def created() -> str:

@@ -19,7 +19,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.cached import image_of
 from vhpc_slurm.importing.imports import import_image
 from vhpc_slurm.importing.process import LABEL, OF_VHPC
-from vhpc_slurm.importing.source import Source
+from vhpc_slurm.importing.source import INDEXED, Source
 from vhpc_slurm.model import ImageRef
 
 
@@ -95,6 +95,9 @@ def import_(
     config = options.config()
     where = options.catalog(config, catalog, target)
     parsed, ref = replace(Source.parse(source), variant=variant), ImageRef.parse(target)
+    if variant and parsed.kind not in INDEXED:
+        forms = "docker://NAME, oci:DIR and oci-archive:FILE"
+        raise UserError(f"{parsed} has no variants", f"--variant is for {forms}", "leave it out")
     found = import_image(config.images, parsed, ref, where.path, kernel, progress, _labels(label or ()))
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
