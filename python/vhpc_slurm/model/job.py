@@ -65,7 +65,7 @@ class HetPlace(Record, frozen=True):
 
 
 class JobRequest(Record, frozen=True):
-    """What the user asked for, with the identity Slurm vouches for.
+    """The request of a user, with the identity that Slurm has checked.
 
     Options of sbatch have the fields that their declarations name (``vhpc_slurm.options``).
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
@@ -106,7 +106,7 @@ class JobRequest(Record, frozen=True):
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.
 
-        Nor has it what rules of the site have set: they depend on the partition.
+        It also lacks the values that rules of the site have set: they depend on the partition.
         """
         asked = replace(self, job_name="", partition="", account="", qos="", unset=(), defaults=())
         given = [field for name, _ in self.defaults for field in BY_FIELD[name].fields]
@@ -129,7 +129,7 @@ class GresAllocation(Record, frozen=True):
 
 
 class NodeAllocation(Record, frozen=True):
-    """What Slurm gave the job on one node.
+    """Slurm's allocation of a job on one node.
 
     ``cpu_ids`` are Slurm's abstract CPU ids (core * threads + thread), sorted.
     """
@@ -141,7 +141,7 @@ class NodeAllocation(Record, frozen=True):
 
 
 class Allocation(Record, frozen=True):
-    """What Slurm gave the job on all its nodes, in Slurm's node order."""
+    """Slurm's allocation of a job on all its nodes, in Slurm's node order."""
 
     nodes: tuple[NodeAllocation, ...]
 

@@ -36,7 +36,7 @@ class NetworkIdentity(Record, frozen=True):
     these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
     words for each guest, where nodes do not set them; ``in_guests`` says that these
     reach the guests.  ``site_keys`` are entries that all ports of the job have
-    beside its own key and the default one, from partitions of the site's.
+    in addition to its own key and the default one, from partitions of the site.
 
     ``addresses`` are (hostname, IPv4 address) of guests on IP over InfiniBand, in a
     network of ``prefix`` bits.
@@ -71,7 +71,7 @@ class SegmentPart(Record, frozen=True):
 
     @classmethod
     def of(cls, generation: Generation, allocation: Allocation, guests_per_node: int) -> SegmentPart:
-        """What a segment says of a component."""
+        """A component, with its allocation, as a part of a segment."""
         cpus = tuple(len(part.cpu_ids) for part in allocation.nodes)
         return cls(generation, allocation.node_names, cpus, guests_per_node)
 
@@ -125,7 +125,7 @@ class SshKeys(Record, frozen=True):
 
 
 class TunnelKeys(Record, frozen=True):
-    """What one node of a generation needs for its WireGuard tunnels; keys are in base64, 44 characters each.
+    """The keys of one node of a generation for its WireGuard tunnels, in base64, 44 characters each.
 
     ``private_key`` is this node's own, and secret: no log and no list may have it.  ``public_keys``
     are those of all nodes, in the order of ``Segment.underlay``.
@@ -148,12 +148,12 @@ class TunnelKeyPairs(Record, frozen=True):
         return f"TunnelKeyPairs(public_keys={self.public_keys})"
 
     def of(self, place: int) -> TunnelKeys:
-        """What the node at a place of ``Segment.underlay`` gets."""
+        """The keys for the node at a place of ``Segment.underlay``."""
         return TunnelKeys(self.private_keys[place], self.public_keys)
 
 
 class Lease(Record, frozen=True, eq=False):
-    """What a generation holds: decided once, the same for all its nodes.
+    """The resources that a generation holds: decided once, the same for all its nodes.
 
     ``nat``: the guests reach other networks through passt; ``site``: they are on the bridge of the site.
     ``ssh`` and ``tunnel`` are known only to
@@ -213,7 +213,7 @@ FAILED = "failed:"
 
 
 class Timeline(Record, frozen=True):
-    """What happened on one node of a generation, in order."""
+    """The events on one node of a generation, in order."""
 
     generation: Generation
     node: str
@@ -263,7 +263,7 @@ class GuestPlacement(Record, frozen=True):
 
 
 class NodeReport(Record, frozen=True):
-    """What a node tells the owner of a job when its Prolog ends, beside the timeline.
+    """The report of a node to the owner of a job when its Prolog ends, in addition to the timeline.
 
     Attributes:
         generation: of the job.
@@ -299,7 +299,7 @@ class Viewer(Record, frozen=True):
 
 
 class Alarm(Record, frozen=True):
-    """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
+    """A problem of a job on a node that is well; ``time`` in seconds since the epoch."""
 
     job_id: int
     node: str
@@ -327,6 +327,6 @@ class LeaseRecord(Record, frozen=True):
 
     @property
     def note(self) -> str:
-        """What is to be said of it in a table; usually empty."""
+        """A note on it for a table; usually empty."""
         notes = (f"{node}: {note}" for node, note in self.unclean)
         return self.lease.refusal or "; ".join(notes) or next((line for _, line in self.told), "")

@@ -120,7 +120,7 @@ class NatInterface(Record, frozen=True):
     """A guest's interface that leads to other networks through passt; IPv4 only.
 
     Attributes:
-        mac: of the guest's end; the same in all guests, each of which is alone with its passt.
+        mac: of the guest's end; the same in all guests, since each one is alone with its passt.
         ipv4: address with prefix, such as ``10.201.0.2/24``.
         gateway: address of the default route.
         mtu: of the guest's end.
@@ -181,7 +181,7 @@ class SitePort(Record, frozen=True):
 
 
 class NodeSegment(Record, frozen=True):
-    """What a node has of the network of a job.
+    """The part of a job's network on one node.
 
     Attributes:
         vni: VXLAN network identifier.
