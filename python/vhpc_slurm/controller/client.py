@@ -167,7 +167,7 @@ class ControllerClient(Exchange):
     ) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
         """The usage of a job's last generation, in total and by node; the job's owner may ask as well.
 
-        With ``so_far`` the page has what all other nodes have said of it until now; an older vhpcd has none.
+        With ``so_far`` the page has what all other nodes have said of it until now.
 
         Raises:
             UserError: vhpcd has no such job of this user.

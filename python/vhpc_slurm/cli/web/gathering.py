@@ -46,7 +46,7 @@ class Overview:
         newest: the newest leases, also ended ones, newest first.
         reports: what nodes told of live jobs, by generation.
         unread: live jobs whose reports have not been read yet.
-        trouble: what operators see; None for other viewers, or if an older vhpcd does not tell it.
+        trouble: what operators see; None for other viewers, or if vhpcd does not answer this request.
         resting: keys of ended jobs that no job may get yet; empty if vhpcd's database cannot be read here.
     """
 
@@ -115,7 +115,7 @@ class Viewing:
         except UserError:
             self._refused_until = time.monotonic() + REFUSED_S
         except VhpcError:
-            pass  # an older vhpcd: it has answered the other questions
+            pass  # the page shows the answers to the other requests
         return None
 
     def job(self, job_id: int) -> tuple[JobReport | None]:
