@@ -76,20 +76,6 @@ static int add_group(struct identity *who, const struct tlv *t)
     return 0;
 }
 
-static int set_zone(struct identity *who, const struct tlv *t)
-{
-    if (t->len == 0)
-        return 0;
-    uint8_t *copy = malloc(t->len);
-    if (copy == NULL)
-        return -ENOMEM;
-    memcpy(copy, t->data, t->len);
-    free(who->zone);
-    who->zone = copy;
-    who->zone_len = t->len;
-    return 0;
-}
-
 /* TAG_KEY, an entry of a pkey table, or TAG_PORT_GUID */
 static int add_fabric(struct ib_want **want, const struct tlv *t)
 {
@@ -204,7 +190,7 @@ static int parse_field(const struct tlv *t, struct request *r)
     case TAG_TIMEZONE:
         return tlv_str(t, &r->who.timezone);
     case TAG_ZONE_DATA:
-        return set_zone(&r->who, t);
+        return tlv_bytes(t, &r->who.zone, &r->who.zone_len);
     case TAG_COMMAND:
         return add_string(&r->who.commands, &r->who.command_count, t);
     case TAG_MOUNT_TAG:

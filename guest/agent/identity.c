@@ -20,7 +20,6 @@
 
 #include "accounts.h"
 #include "agent.h"
-#include "devnodes.h"
 #include "directory.h"
 #include "file.h"
 
@@ -49,9 +48,8 @@ static bool is_clean(const char *s, const char *forbidden)
 
 /*
  * Whether a line of passwd(5) or group(5) can begin with a name: glibc skips leading blanks, and
- * takes
- * "#" for a comment, "+" and "-" for entries of NIS. Directories of sites have names with spaces,
- * slashes and commas.
+ * takes "#" for a comment, "+" and "-" for entries of NIS. Directories of sites have names with
+ * spaces, slashes and commas.
  */
 static bool is_entry_name(const char *s)
 {
@@ -242,6 +240,5 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
     if ((rc = apply_commands(id)) < 0)
         return complain(rc, text, size, "cannot link the host's commands: %s", strerror(-rc));
-    devnodes_apply("/dev", "/etc/group"); /* with the groups of the job */
     return 0;
 }

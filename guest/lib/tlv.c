@@ -89,6 +89,20 @@ int tlv_str(const struct tlv *t, char **out)
     return 0;
 }
 
+int tlv_bytes(const struct tlv *t, uint8_t **out, size_t *len)
+{
+    if (t->len == 0)
+        return 0;
+    uint8_t *copy = malloc(t->len);
+    if (copy == NULL)
+        return -ENOMEM;
+    memcpy(copy, t->data, t->len);
+    free(*out);
+    *out = copy;
+    *len = t->len;
+    return 0;
+}
+
 int tlv_str_into(const struct tlv *t, char *out, size_t size)
 {
     if (t->len >= size || (t->len > 0 && memchr(t->data, 0, t->len) != NULL))

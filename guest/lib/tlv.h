@@ -35,7 +35,9 @@ int tlv_u32(const struct tlv *t, uint32_t *out);
 int tlv_u64(const struct tlv *t, uint64_t *out);
 /* A copy with a NUL at its end, to be freed; -EPROTO if the value has a NUL, -ENOMEM. */
 int tlv_str(const struct tlv *t, char **out);
-/* The same into a fixed array; -EPROTO also if it does not fit. */
+/* A copy in place of an earlier one, to be freed; -ENOMEM. An empty value keeps the earlier one. */
+int tlv_bytes(const struct tlv *t, uint8_t **out, size_t *len);
+/* tlv_str into a fixed array; -EPROTO also if it does not fit. */
 int tlv_str_into(const struct tlv *t, char *out, size_t size);
 
 #endif

@@ -83,6 +83,23 @@ static void text_with_a_nul_is_refused(void **state)
     assert_int_equal(tlv_str_into(&t, fixed, sizeof fixed), -EPROTO);
 }
 
+static void bytes_replace_an_earlier_copy(void **state)
+{
+    (void)state;
+    uint8_t *copy = NULL;
+    size_t len = 0;
+    struct tlv t = {.tag = TAG_ZONE_DATA, .len = 3, .data = (const uint8_t *)"a\0b"};
+    assert_int_equal(tlv_bytes(&t, &copy, &len), 0);
+    t = (struct tlv){.tag = TAG_ZONE_DATA, .len = 2, .data = (const uint8_t *)"cd"};
+    assert_int_equal(tlv_bytes(&t, &copy, &len), 0);
+    assert_int_equal(len, 2);
+    assert_memory_equal(copy, "cd", 2);
+    t.len = 0;
+    assert_int_equal(tlv_bytes(&t, &copy, &len), 0);
+    assert_int_equal(len, 2);
+    free(copy);
+}
+
 static void queue_keeps_bytes_in_order_while_it_grows_and_moves(void **state)
 {
     (void)state;
@@ -145,6 +162,7 @@ int main(void)
         cmocka_unit_test(field_has_the_documented_layout),
         cmocka_unit_test(fields_that_pass_the_end_are_refused),
         cmocka_unit_test(text_with_a_nul_is_refused),
+        cmocka_unit_test(bytes_replace_an_earlier_copy),
         cmocka_unit_test(queue_keeps_bytes_in_order_while_it_grows_and_moves),
         cmocka_unit_test(message_of_several_frames_is_put_together),
         cmocka_unit_test(message_is_bounded_and_makes_progress),
