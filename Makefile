@@ -51,7 +51,7 @@ docs: deps ## The documents as a site with search, in build/docs/site
 	@scripts/docs
 
 .PHONY: promises
-promises: ## Write docs/guarantees-tests.md from the markers of the tests
+promises: ## Print the promises that each file of tests holds
 	@scripts/promises.py
 
 .PHONY: types
