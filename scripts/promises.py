@@ -24,9 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/guarantees.md", "docs/threat-model.md")
 HEAD = """# Tests of the guarantees
 
-The files of tests, and the keys of the promises ([guarantees.md](guarantees.md)) and defences
-([threat-model.md](threat-model.md)) that each file holds; the tests carry the key. Paths are below `tests/`,
-those of fuzz targets of guest programs in `guest/fuzz/`. `make check-slow` runs keys with a star.
+The files of tests, and the keys of the promises ([guarantees.md](../docs/guarantees.md)) and defences
+([threat-model.md](../docs/threat-model.md)) that each file holds; the tests carry the key.
+Paths are below `tests/`, those of fuzz targets of guest programs in `guest/fuzz/`.
+`make check-slow` runs keys with a star.
 
 """
 KEY = re.compile(r"^- `([a-z0-9.-]+)`: ", re.MULTILINE)
