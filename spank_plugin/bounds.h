@@ -7,11 +7,12 @@
 #ifndef VHPC_SPANK_BOUNDS_H
 #define VHPC_SPANK_BOUNDS_H
 
-/* Longest canonical value, with its NUL: the console path. */
+/* Longest canonical value, with its NUL: the console path, and folders to mount. */
 #define VHPC_VALUE_SIZE 1025
 
 enum {
-    VHPC_MOUNT_POINT_MAX = 255, /* bytes of the mount point of --vhpc-disk */
+    VHPC_MOUNT_POINT_MAX = 255, /* bytes of a directory of guests on which something is mounted */
+    VHPC_MOUNTS_MAX = 16,       /* folders in a value of --vhpc-mount */
     VHPC_IMAGE_PART_MAX = 64,   /* bytes of the name, and of the tag, of an image */
     VHPC_DIGEST_DIGITS = 64,    /* of an image: sha256 in hexadecimal */
 };

@@ -75,6 +75,20 @@ static bool parse_disk(const struct vhpc_option *option, const char *text,
     return true;
 }
 
+/* SRC:DST[:ro],... */
+static bool parse_mounts(const struct vhpc_option *option, const char *text,
+                         char value[VHPC_VALUE_SIZE], const char **why)
+{
+    char parts[VHPC_VALUE_SIZE];
+    size_t length = strlen(text);
+
+    if (length == 0 || length > option->most || !vhpc_text_is_plain(text, length))
+        return false;
+    memcpy(parts, text, length + 1);
+    memcpy(value, text, length + 1);
+    return vhpc_mounts_check(parts, why);
+}
+
 /* The index of the word of length bytes; that of the NULL at the end if there is no such word. */
 static size_t find_word(const char *const *words, const char *text, size_t length)
 {
@@ -178,6 +192,7 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
 };
 
 _Static_assert((int)VHPC_CONSOLE_MOST < VHPC_VALUE_SIZE, "a value does not fit");
+_Static_assert((int)VHPC_MOUNT_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 
 bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,
                      const char *text, char *why, size_t size)

@@ -182,7 +182,7 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
 int fabric_tick(struct agent *a, long long now, bool *work);
 void fabric_forget(struct agent *a, const struct session *s);
 
-/* identity.c, mount.c, disk.c: 0, or -errno with one line in text */
+/* identity.c, mount.c, disk.c, bind.c: 0, or -errno with one line in text */
 struct identity;
 int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size);
 int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,
@@ -190,6 +190,10 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
 /* Mount the guest's disk at a directory, for this user. */
 int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t gid, char *text,
                size_t size);
+
+/* Mount a folder of a share at a second directory, if this user can open it. */
+int bind_folder(const struct agent *a, const struct identity *user, const char *source,
+                const char *path, bool read_only, char *text, size_t size);
 
 /* hostcall.c: command clients of this guest */
 int callers_listen(struct agent *a);

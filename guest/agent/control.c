@@ -31,6 +31,7 @@ struct request {
     struct ib_want *fabric; /* NULL = no port or key was named */
     char *mount_tag;
     char *mount_path;
+    char *mount_source;
     char *topology;
     struct network_want network;
     struct nat_want nat;
@@ -204,6 +205,8 @@ static int parse_field(const struct tlv *t, struct request *r)
         return add_fabric(&r->fabric, t);
     case TAG_ADDRESS:
         return set_address(&r->fabric, t);
+    case TAG_MOUNT_SOURCE:
+        return tlv_str(t, &r->mount_source);
     case TAG_WAIT_MS:
         return tlv_u32(t, &r->wait_ms);
     case TAG_TOPOLOGY:
@@ -218,6 +221,7 @@ static void free_request(struct request *r)
     free(r->fabric);
     free(r->mount_tag);
     free(r->mount_path);
+    free(r->mount_source);
     free(r->topology);
     free(r->nodelist);
     hostfile_free(&r->hosts);
@@ -290,6 +294,11 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         if (r->mount_path == NULL || r->who.uid == 0)
             break;
         return mount_disk(a, r->mount_path, r->who.uid, r->who.gid, text, size);
+    case VHPC_OP_BIND:
+        if (r->mount_source == NULL || r->mount_path == NULL || r->who.uid == 0)
+            break;
+        return bind_folder(a, &r->who, r->mount_source, r->mount_path, r->read_only != 0, text,
+                           size);
     case VHPC_OP_READY:
     case VHPC_OP_INFO:
     case VHPC_OP_USAGE:

@@ -146,6 +146,7 @@ enum vhpc_tag {
     TAG_USER_KEY = 86,
     TAG_USER_PUBLIC = 87,
     TAG_ZONE_DATA = 88,
+    TAG_MOUNT_SOURCE = 89,
     TAG_PMI_NETWORK = 96,
     TAG_PMIX = 97,
     TAG_OPERAND = 90,
@@ -192,6 +193,7 @@ enum vhpc_op {
     VHPC_OP_NAT = 16,
     VHPC_OP_USAGE = 24,
     VHPC_OP_DISK = 32,
+    VHPC_OP_BIND = 33,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

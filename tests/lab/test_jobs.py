@@ -57,6 +57,23 @@ def test_users_leave_shared_folders_out(lab: Lab) -> None:
     assert lab.vhpc("ctl", "report", str(job.id))["shares"] == "work_dir"
 
 
+@pytest.mark.promise("mount.folder")
+def test_a_folder_of_a_share_is_at_a_second_place(lab: Lab) -> None:
+    lab.run("login", "mkdir", "-p", "/home/alice/set/deep", user="alice")
+    lab.run("login", "ln", "-sfn", "/etc", "/home/alice/elsewhere", user="alice")
+    script = "exec 2>&1; echo new >/data/a/file; cat ~/set/file; echo x >/opt/set/file; ls -d /opt/set/deep"
+    mounts = "--vhpc-mount=/home/alice/set:/data/a,/home/alice/set:/opt/set:ro"
+    job = lab.finish(script, "-w", "n1", mounts)
+    assert job.output().splitlines()[-1] == "/opt/set/deep"
+    assert "new" in job.output().splitlines()
+    assert "Read-only file system" in job.output()
+    assert lab.vhpc("ctl", "report", str(job.id))["mounts"] == mounts.partition("=")[2]
+    for source, why in (("elsewhere", "it is in no shared folder"), ("none", "No such file or directory")):
+        failed = lab.finish("true", "-w", "n1", f"--vhpc-mount=/home/alice/{source}:/x")
+        assert why in failed.output()
+    assert "DRAIN" not in lab.node_state("n1")[0]
+
+
 @pytest.mark.promise("job.exit")
 @pytest.mark.parametrize(
     ("script", "row"),

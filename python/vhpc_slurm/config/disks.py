@@ -16,10 +16,11 @@ from vhpc_slurm.options import MAX_SIZE_MIB
 def hidden(path: str, folders: Iterable[str]) -> str:
     """The first of some absolute folders that is above, on or below a mount point; empty if none is."""
     clean = map(os.path.normpath, folders)
-    return next((one for one in clean if _within(path, one) or _within(one, path)), "")
+    return next((one for one in clean if within(path, one) or within(one, path)), "")
 
 
-def _within(path: str, folder: str) -> bool:
+def within(path: str, folder: str) -> bool:
+    """Whether a path is a folder or below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

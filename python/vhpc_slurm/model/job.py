@@ -72,6 +72,7 @@ class JobRequest(Record, frozen=True):
     no component of a heterogeneous job.  ``disk_mib`` is the size of each guest's disk; None: no disk.
     ``disk_mount`` is the directory at which it is mounted; empty: it takes the changes to the root.
     ``shares`` is a word of --vhpc-shares; None: all that the site shares.
+    ``mounts`` is a value of --vhpc-mount; None: no folder is at a second place.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -102,6 +103,7 @@ class JobRequest(Record, frozen=True):
     defaults: tuple[tuple[str, str], ...] = ()
     disk_mount: str = ""
     shares: str | None = None
+    mounts: str | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

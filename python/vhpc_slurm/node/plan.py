@@ -29,7 +29,7 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import Usage
-from vhpc_slurm.policy import mount_refusal
+from vhpc_slurm.policy import bind_refusal, mount_refusal, unshared
 
 
 def of_lease(
@@ -53,7 +53,12 @@ def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
     found = fit(what, layout.config)
     if isinstance(found, Refusal):
         return found
-    if why := mount_refusal(what.request.disk_mount, (share.path for share in what.shares)):
+    asked, folders = what.request, [share.path for share in what.shares]
+    if why := (
+        mount_refusal(asked.disk_mount, folders)
+        or bind_refusal(asked.mounts, asked.disk_mount, folders)
+        or unshared(asked.mounts, folders)
+    ):
         return Refusal((UserError(why),))
     if what.lease is not None:
         try:

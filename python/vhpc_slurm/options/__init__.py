@@ -20,6 +20,7 @@ from vhpc_slurm.options.declared import (
     MAX_TIMEOUT_S,
     MAX_VFS,
     MIN_DISK_MIB,
+    MOUNT,
     NETWORK,
     OPTIONS,
     SAVE,
@@ -28,7 +29,7 @@ from vhpc_slurm.options.declared import (
     BatchPlace,
 )
 from vhpc_slurm.options.grammars import ValueRefusedError
-from vhpc_slurm.options.mountpoint import mount_point_refusal
+from vhpc_slurm.options.mountpoint import Mount, mount_point_refusal, parse_mounts
 from vhpc_slurm.options.option import Limit, Option
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "MAX_TIMEOUT_S",
     "MAX_VFS",
     "MIN_DISK_MIB",
+    "MOUNT",
     "NETWORK",
     "OPTIONS",
     "SAVE",
@@ -49,9 +51,11 @@ __all__ = [
     "VFS",
     "BatchPlace",
     "Limit",
+    "Mount",
     "Option",
     "ValueRefusedError",
     "mount_point_refusal",
+    "parse_mounts",
 ]
 
 BY_FIELD = {option.field: option for option in OPTIONS if option.fields}

@@ -5,7 +5,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from vhpc_slurm.options.grammars import Choice, Count, Disk, File, Image, OwnImage, Size, Together, Words
+from vhpc_slurm.options.grammars import (
+    Choice,
+    Count,
+    Disk,
+    File,
+    Image,
+    Mounts,
+    OwnImage,
+    Size,
+    Together,
+    Words,
+)
 from vhpc_slurm.options.option import Limit, Option
 
 MAX_GUESTS_PER_NODE = 64
@@ -232,6 +243,27 @@ SHARES = Option(
     reported=True,
 )
 
+MOUNT = Option(
+    "mount",
+    Mounts(1024),
+    "SRC:DST[:ro]",
+    usage="folders of shares that guests also have at other places; with commas between them",
+    detail=(
+        "The guests have the folder SRC at the directory DST, too. SRC is in a folder that guests have, "
+        "such as the home (see --vhpc-shares), and is opened with the user's rights when the guest boots. "
+        "With :ro nothing can be written by way of DST. DST is made if the image lacks it; links of the "
+        "image are followed. Both are absolute paths without . or .. as a part; SRC has no commas or "
+        "colons; DST has letters, digits and the characters / . _ + -, at most 255, and what the image has "
+        "there cannot be seen. DST cannot be /, /var or /var/lib, nor on or below /bin, /boot, /dev, /etc, "
+        "/home, /lib*, /proc, /run, /sbin, /sys or /usr, nor above, on or below a shared folder or another "
+        "DST. Up to 16 folders, and 1024 bytes; of several options the last one counts. If a folder cannot "
+        "be mounted, the job fails with one line."
+    ),
+    fields=("mounts",),
+    plan="as sbatch --vhpc-mount",
+    reported=True,
+)
+
 SAVE = Option(
     "save",
     OwnImage(),
@@ -256,6 +288,7 @@ OPTIONS = (
     NETWORK,
     DISK,
     SHARES,
+    MOUNT,
     SAVE,
 )
 """In the order of --help and of the manual."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from vhpc_slurm.options.mountpoint import mount_point_refusal
+from vhpc_slurm.options.mountpoint import MOUNTS_MAX, mount_point_refusal, mounts_refusal
 
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _BREAKS = "\u2028\u2029"
@@ -158,13 +158,27 @@ class File(Grammar):
 
     def parse(self, text: str) -> str:
         """The path."""
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:  # bytes that are not UTF-8
-            size = 0
-        plain = not any(char < " " or "\x7f" <= char <= "\x9f" or char in _BREAKS for char in text)
-        if not 0 < size <= self.most or not plain or text.endswith("/"):
+        if not _is_plain(text, self.most) or text.endswith("/"):
             raise ValueRefusedError(self.expected)
+        return text
+
+
+class Mounts(Grammar):
+    """Folders of shares that guests have at second places, with commas between them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.expected = (
+            f"SRC:DST or SRC:DST:ro is expected, or up to {MOUNTS_MAX} of them with commas between them and "
+            f"at most {most} bytes: absolute paths without '.' or '..' as a part, such as "
+            "/scratch/data:/data:ro"
+        )
+
+    def parse(self, text: str) -> str:
+        """The text itself, for ``parse_mounts``."""
+        why = mounts_refusal(text) if _is_plain(text, self.most) else ""
+        if why is not None:
+            raise ValueRefusedError(why or self.expected)
         return text
 
 
@@ -186,6 +200,16 @@ class OwnImage(Image):
     """The name of an image that the user may change."""
 
     expected = "own/NAME[:TAG] is expected, a name in your own catalogue of images"
+
+
+def _is_plain(text: str, most: int) -> bool:
+    """Whether a text is UTF-8 without control characters, of 1 to ``most`` bytes."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:  # bytes that are not UTF-8
+        return False
+    plain = not any(char < " " or "\x7f" <= char <= "\x9f" or char in _BREAKS for char in text)
+    return 0 < size <= most and plain
 
 
 def _number(text: str) -> int | None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from vhpc_slurm.policy.check import PolicyError, check, check_image
 from vhpc_slurm.policy.defaults import with_defaults
-from vhpc_slurm.policy.limits import limit_refusal, mount_refusal
+from vhpc_slurm.policy.limits import bind_refusal, limit_refusal, mount_refusal, unshared
 from vhpc_slurm.policy.rules import Subject, applying, possible, shares_under, visible_shares
 
 __all__ = [
     "PolicyError",
     "Subject",
     "applying",
+    "bind_refusal",
     "check",
     "check_image",
     "limit_refusal",
     "mount_refusal",
     "possible",
     "shares_under",
+    "unshared",
     "visible_shares",
     "with_defaults",
 ]

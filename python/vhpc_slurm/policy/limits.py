@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.disks import hidden
+from vhpc_slurm.config.disks import hidden, within
 from vhpc_slurm.config.policy import LIMITED, Rule
 from vhpc_slurm.model import Allocation, JobRequest
-from vhpc_slurm.options import NETWORK, VFS, Option
+from vhpc_slurm.options import NETWORK, VFS, Option, parse_mounts
 from vhpc_slurm.policy.rules import Subject, applying, listed
 
 
@@ -22,6 +22,42 @@ def mount_refusal(mount: str, folders: Iterable[str]) -> str:
         f"a disk cannot be mounted at {mount}, because guests have the shared folder {folder} "
         "(--vhpc-disk=SIZE:DIRECTORY with one that is not above, on or below it)"
     )
+
+
+def bind_refusal(mounts: str | None, disk_mount: str, sites: Iterable[str]) -> str:
+    """Why folders cannot be mounted at second places in guests with these folders of hosts; or empty.
+
+    Args:
+        mounts: a value of --vhpc-mount.
+        disk_mount: directory at which the disk of a guest is mounted; or empty.
+        sites: folders of hosts that are known to be in the guests.
+    """
+    folders = tuple(sites)
+    for mount in parse_mounts(mounts or ""):
+        if folder := hidden(mount.target, folders):
+            return (
+                f"--vhpc-mount={mount}: guests have the shared folder {folder} "
+                "(choose a directory in the guest that is not above, on or below it)"
+            )
+        if disk_mount and f"{disk_mount}/".startswith(f"{mount.target}/"):
+            return (
+                f"--vhpc-mount={mount}: the disk is mounted at {disk_mount} "
+                "(choose a directory in the guest that is not above or on it)"
+            )
+    return ""
+
+
+def unshared(mounts: str | None, folders: Iterable[str]) -> str:
+    """Why guests that have these folders of hosts, and no others, lack the source of a mount; or empty."""
+    held = tuple(folders)
+    for mount in parse_mounts(mounts or ""):
+        if not any(within(mount.source, folder) for folder in held):
+            has = f"they have {', '.join(held)}" if held else "they have none"
+            return (
+                f"--vhpc-mount={mount}: {mount.source} is in no folder of the hosts that the guests have "
+                f"({has}; see --vhpc-shares)"
+            )
+    return ""
 
 
 def limit_refusal(config: Config, request: JobRequest, allocation: Allocation) -> str:

@@ -258,6 +258,17 @@ def test_a_plan_shows_where_a_disk_is_mounted(vhpc: Vhpc) -> None:
         vhpc(*wish, "--disk", disk, code=2)
 
 
+def test_a_plan_shows_folders_at_second_places(vhpc: Vhpc, tmp_path: Path) -> None:
+    size = ("--image", "tiny:1", "--cpus", "0-1", "--memory", "1001")
+    wish = ("plan", *size, "--user", "daemon", "--chdir", str(tmp_path))
+    assert "mounts" not in vhpc(*wish)
+    assert re.search(
+        rf"^mounts +{tmp_path}/a:/data:ro$", vhpc(*wish, "--mount", f"{tmp_path}/a:/data:ro"), re.M
+    )
+    assert "/nowhere is in no folder of the hosts" in vhpc(*wish, "--mount", "/nowhere:/data", code=1)
+    vhpc(*wish, "--mount", "/a:/etc", code=2)
+
+
 def test_a_refusal_has_all_reasons_and_the_deciding_status(vhpc: Vhpc) -> None:
     argv = ("plan", "--image", "tiny:1", "--cpus", "0,9", "--memory", "400")
     refused = vhpc.json(*argv, code=1)["refused"]

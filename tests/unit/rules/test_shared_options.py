@@ -19,7 +19,18 @@ from vhpc_slurm.config.policy import DEFAULTED, LIMITED, Rule
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS as GUIDS_OF_A_RAIL
 from vhpc_slurm.model import WITHOUT_OPTIONS, ImageRef
-from vhpc_slurm.options import BY_FIELD, DISK, IMAGE, MAX_TIMEOUT_S, MAX_VFS, OPTIONS, SAVE, TIMEOUT, VFS
+from vhpc_slurm.options import (
+    BY_FIELD,
+    DISK,
+    IMAGE,
+    MAX_TIMEOUT_S,
+    MAX_VFS,
+    MOUNT,
+    OPTIONS,
+    SAVE,
+    TIMEOUT,
+    VFS,
+)
 from vhpc_slurm.options.grammars import ValueRefusedError, Words
 from vhpc_slurm.options.mountpoint import MOUNT_POINT_MAX, PLACES, TREES, mount_point_refusal
 from vhpc_slurm.options.option import Option
@@ -82,6 +93,7 @@ def test_the_plugin_has_the_declared_options(plugin: Plugin) -> None:
 PIECES = (
     *("0", "1", "9", "63", "64", "65", "256", "257", "3600", "3601", "16777216", "16777217", "16384G", "17T"),
     *("K", "M", "g", "T", "-", "+", " ", ".", ",", ":", "/", "..", "a", "local", "/etc", "/var/tmp"),
+    *("/a:/b", ":ro"),
     *("none", "host", "guest", "\n", "ä", "\u2028", "\x7f", "\x85", "٣"),
     *(word for option in OPTIONS for word in getattr(option.grammar, "words", ())),
 )
@@ -134,6 +146,25 @@ def test_mount_points_of_disks_are_the_same(plugin: Plugin) -> None:
     assert [one.startswith(REFUSED) for one in said] == [bool(mount_point_refusal(path)) for path in paths]
     assert [one for one in said if not one.startswith(REFUSED)] == [f"64:{path}" for path in good]
     assert [path for path in paths if not mount_point_refusal(path)] == good
+
+
+@pytest.mark.promise("mount.folder")
+def test_folders_at_second_places_are_the_same(plugin: Plugin) -> None:
+    good = [
+        "/a:/b", "/home/alice/a b:/opt/x:ro", "/a:/b,/a:/c:ro", "/a:/b,/c:/bb", "/...:/b", "/ä=;$:/b",
+        ",".join(f"/a:/b/{i}" for i in range(16)), f"/{'a' * 1020}:/b",
+    ]  # fmt: skip
+    bad = [
+        "/a", "/a:", ":/b", "a:/b", "/a:b", "/a:/b:rw", "/a:/b:", "/a:/b:ro:", "/a:/b,", ",/a:/b", "/:/b",
+        "", "/a/:/b", "/a//c:/b", "/a/..:/b", "/./a:/b", "/a:/usr/b", "/a:/", "/a:/home/b", "/a:/etc",
+        "/a:/b/", "/a:/b c",
+        "/a:/b,/c:/b", "/a:/b,/c:/b/d", "/a:/b/d:ro,/c:/b", ",".join(f"/a:/b/{i}" for i in range(17)),
+        f"/{'a' * 1021}:/b", "/a\x85:/b",
+    ]  # fmt: skip
+    said = plugin(MOUNT, *good, *bad)
+    assert said[: len(good)] == good
+    assert all(one.startswith(REFUSED) for one in said[len(good) :])
+    assert [text for text in (*good, *bad) if read(MOUNT, text) is not None] == good
 
 
 def test_image_names_are_the_same(plugin: Plugin) -> None:

@@ -185,10 +185,11 @@ def prepared(
     site: bool = False,
     disk_mib: int | None = None,
     disk_mount: str = "",
+    mounts: str | None = None,
 ) -> BootRig:
     """A boot whose plan is reserved."""
     image = publish(layout)
-    more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount}
+    more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount, "mounts": mounts}
     job = lease(image, guests=guests, segment=segment, nat=nat, site=site, **more)
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)

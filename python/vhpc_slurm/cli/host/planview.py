@@ -31,6 +31,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
             ("image", f"{case.image.ref.label} ({short_digests(case.image.digest)})"),
             ("hypervisor", f"{name}: {why}; {libvirt_uri}"),
             ("memory", _memory(case, plan_)),
+            *([("mounts", case.request.mounts)] if case.request.mounts else []),
             *([("network", _segment(segment))] if segment else []),
         ]
     )

@@ -18,7 +18,15 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.source import is_source
 from vhpc_slurm.model import WITHOUT_OPTIONS, ImageIdentity, ImageRef
 from vhpc_slurm.options import IMAGE, NETWORK, OPTIONS, Option
-from vhpc_slurm.policy import PolicyError, Subject, check_image, mount_refusal, possible, shares_under
+from vhpc_slurm.policy import (
+    PolicyError,
+    Subject,
+    bind_refusal,
+    check_image,
+    mount_refusal,
+    possible,
+    shares_under,
+)
 from vhpc_slurm.policy.defaults import Default, candidates
 from vhpc_slurm.policy.limits import refused
 
@@ -84,7 +92,8 @@ def _refusal(
     config: Config, rule: Rule | None, asked: Asked, image: tuple[ImageIdentity, FolderCatalog] | None
 ) -> UserError | None:
     folders = shares_under(config, rule, asked.get("shares")).site
-    if why := mount_refusal(asked.get("disk_mount", ""), folders):
+    disk_mount = asked.get("disk_mount", "")
+    if why := mount_refusal(disk_mount, folders) or bind_refusal(asked.get("mounts"), disk_mount, folders):
         return UserError(why)
     if rule is None:
         return None

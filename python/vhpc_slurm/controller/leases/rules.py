@@ -139,11 +139,16 @@ def oversized(request: JobRequest, config: Config) -> str:
 
 
 def misplaced(request: JobRequest, config: Config) -> str:
-    """Why the disks cannot be mounted where the user asks for it, as one line; empty when they can.
+    """Why a disk or folder cannot be mounted where the user asks for it, as one line; empty when it can.
 
     Of the folders that guests have, those of the site are known here; nodes know the others.
     """
-    return policy.mount_refusal(request.disk_mount, policy.visible_shares(config, request).site)
+    shares = policy.visible_shares(config, request)
+    why = policy.mount_refusal(request.disk_mount, shares.site)
+    why = why or policy.bind_refusal(request.mounts, request.disk_mount, shares.site)
+    if not why and not shares.home and not shares.work_dir:
+        why = policy.unshared(request.mounts, shares.site)
+    return why
 
 
 def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:

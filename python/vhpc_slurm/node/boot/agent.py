@@ -26,6 +26,7 @@ from vhpc_slurm.node.guest.channel import (
 from vhpc_slurm.node.host import timezone
 from vhpc_slurm.node.network.plan import names as segment_names
 from vhpc_slurm.node.resource.registry import NETWORKS
+from vhpc_slurm.options import Mount, parse_mounts
 
 ASK_FIRST_S, ASK_S = 2.0, 10.0
 """Longest wait for a guest before the caller is asked whether to go on: at first, so that those who wait
@@ -110,6 +111,8 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
         )
         for share in started.guest.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
+        for mount in parse_mounts(work.lease.request.mounts or ""):
+            _bind(work, mount, channel, timeout_s)
         for network in NETWORKS:
             network.configure(work.lease, started.guest, channel, timeout_s)
         if guest.port_guids:
@@ -146,6 +149,26 @@ def _mount_disk(work: Boot, path: str, channel: GuestChannel, timeout_s: float) 
             f"image {work.image.ref} cannot mount a disk at {path}",
             "its agent is older than --vhpc-disk=SIZE:/MOUNT/POINT",
             "build or import the image again, or use --vhpc-disk=SIZE",
+        ) from err
+
+
+def _bind(work: Boot, mount: Mount, channel: GuestChannel, timeout_s: float) -> None:
+    """Mount a folder of a share at a second place.
+
+    Raises:
+        UserError: the guest cannot do it.
+        ChannelError: the guest is silent, or the channel was closed.
+    """
+    try:
+        channel.bind(mount, work.account, timeout_s)
+    except ChannelRefusedError as err:
+        failed = f"--vhpc-mount={mount} is not possible on {work.plan.node}"
+        if err.errno != errno.ENOSYS:
+            raise UserError(failed, err.why) from err
+        raise UserError(
+            failed,
+            f"the agent of image {work.image.ref} is older than this option",
+            "build or import the image again",
         ) from err
 
 

@@ -38,6 +38,7 @@ from vhpc_slurm.node.guest.wire import (
 )
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.timezone import TimeZone
+from vhpc_slurm.options import Mount
 
 __all__ = [
     "ROOT_SOCKET",
@@ -214,6 +215,14 @@ class GuestChannel:
         """Mount the guest's disk at the absolute ``path``, for this user; errors as identity()."""
         body = put(Tag.MOUNT_PATH, path) + put(Tag.USER_UID, uid) + put(Tag.USER_GID, gid)
         self._call(Op.DISK, body, timeout_s)
+
+    def bind(self, mount: Mount, account: Account, timeout_s: float | None = None) -> None:
+        """Mount a folder of a share at a second place, with this user's rights; errors as identity()."""
+        body = [put(Tag.MOUNT_SOURCE, mount.source), put(Tag.MOUNT_PATH, mount.target)]
+        body += [put(Tag.READ_ONLY, int(mount.read_only))]
+        body += [put(Tag.USER_UID, account.uid), put(Tag.USER_GID, account.gid)]
+        body += [put(Tag.GROUP, struct.pack("<I", gid) + b"-") for _, gid in account.groups]
+        self._call(Op.BIND, b"".join(body), timeout_s)
 
     def topology(self, xml: str, timeout_s: float | None = None) -> None:
         """Have programs find this file by NCCL_TOPO_FILE; errors as identity()."""

@@ -89,6 +89,7 @@ class Op(IntEnum):
     NAT = 16
     USAGE = 24
     DISK = 32
+    BIND = 33
 
 
 class GuestState(IntEnum):
@@ -172,6 +173,7 @@ class Tag(IntEnum):
     USER_KEY = 86
     USER_PUBLIC = 87
     ZONE_DATA = 88
+    MOUNT_SOURCE = 89
     PMI_NETWORK = 96
     PMIX = 97
     OPERAND = 90

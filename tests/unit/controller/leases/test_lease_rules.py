@@ -162,3 +162,24 @@ def test_a_disk_is_not_mounted_where_all_guests_have_a_folder(mount: str, folder
     assert not folder or f"because guests have the shared folder {folder} (--vhpc-disk=" in line
     none = Config(shares=site.shares, policy=(Rule(name="a", shares=("home",)),))
     assert rules.misplaced(request(disk_mib=64, disk_mount=mount), none) == "", "they do not have it"
+
+
+@pytest.mark.promise("mount.folder")
+@pytest.mark.parametrize(
+    ("mounts", "shares", "says"),
+    [
+        ("/home/a/x:/x", None, ""),
+        ("/home/a/x:/x", "site", "/home/a/x is in no folder"),
+        ("/home/a/x:/x", "none", "they have none"),
+        ("/software/a:/x:ro", "site", ""),
+        ("/softwares/a:/x:ro", "site", "(they have /software;"),
+        ("/home/a/x:/x,/home/a/x:/software/x:ro", None, "/home/a/x:/software/x:ro: guests have the shared"),
+        ("/home/a/x:/local/a", None, ""),
+        ("/home/a/x:/local", None, "the disk is mounted at /local"),
+    ],
+)
+def test_a_folder_that_guests_cannot_have_is_refused(mounts: str, shares: str | None, says: str) -> None:
+    site = Config(shares=Shares(site=("/software",)))
+    line = rules.misplaced(request(disk_mib=64, disk_mount="/local", mounts=mounts, shares=shares), site)
+    assert says in line
+    assert bool(says) is bool(line)

@@ -18,6 +18,7 @@ from vhpc_slurm.node.guest import wire
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store import statefile
+from vhpc_slurm.options import Mount
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -97,6 +98,7 @@ def test_control_operations_answer(guest: Guest) -> None:
         channel.identity("n1", account, hosts=["10.0.0.1 n1"], commands=["srun"])
         channel.mount("home", "/home/alice")
         channel.disk("/scratch", 2001, 2001)
+        channel.bind(Mount("/home/alice/x", "/x", read_only=True), account)
         info = channel.ready()
         assert info.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert info.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
@@ -123,6 +125,10 @@ def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> No
             with pytest.raises(ChannelRefusedError, match="a disk cannot be mounted on") as caught:
                 channel.disk(path, 2001, 2001)
             assert caught.value.errno == 22
+        account = Account("alice", 2001, 2001, "", "/home/alice", "/bin/sh", ())
+        with pytest.raises(ChannelRefusedError, match="a folder cannot be mounted on /etc/x") as caught:
+            channel.bind(Mount("/home/alice/x", "/etc/x", read_only=False), account)
+        assert caught.value.errno == 22
         with pytest.raises(ChannelRefusedError, match="no field that this operation needs"):
             channel.disk("/scratch", 0, 0)
         assert channel.ping() < 5
