@@ -89,6 +89,42 @@ static bool parse_mounts(const struct vhpc_option *option, const char *text,
     return vhpc_mounts_check(parts, why);
 }
 
+/* The length of the name of NAME=VALUE; 0 if it is none, or a variable of the job. */
+static size_t variable_name(const char *text)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
+    static const char *const jobs[] = {
+        "HOME=", "LOGNAME=", "OLDPWD=", "PWD=", "USER=", "PMI", "SLURM", "VHPC_"};
+    size_t length = strspn(text, letters);
+
+    for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++)
+        if (strncmp(text, jobs[i], strlen(jobs[i])) == 0)
+            return 0;
+    return text[length] == '=' && !isdigit((unsigned char)text[0]) ? length : 0;
+}
+
+/* NAME=VALUE,... */
+static bool parse_variables(const struct vhpc_option *option, const char *text,
+                            char value[VHPC_VALUE_SIZE], const char **why)
+{
+    size_t length = strlen(text);
+
+    (void)why;
+    if (length == 0 || length > option->most || !vhpc_text_is_plain(text, length))
+        return false;
+    for (const char *item = text; item != NULL; item = strchr(item, ',')) {
+        item += item != text; /* after the comma */
+        size_t name = variable_name(item);
+        if (name == 0)
+            return false;
+        for (const char *other = text; other != item; other = strchr(other, ',') + 1)
+            if (strncmp(other, item, name + 1) == 0)
+                return false;
+    }
+    memcpy(value, text, length + 1);
+    return true;
+}
+
 /* The index of the word of length bytes; that of the NULL at the end if there is no such word. */
 static size_t find_word(const char *const *words, const char *text, size_t length)
 {
@@ -192,6 +228,7 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
 };
 
 _Static_assert((int)VHPC_CONSOLE_MOST < VHPC_VALUE_SIZE, "a value does not fit");
+_Static_assert((int)VHPC_ENV_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 _Static_assert((int)VHPC_MOUNT_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 
 bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,

@@ -84,7 +84,8 @@ struct agent {
     struct in6_addr job_ipv6;
     bool keepalive;              /* connections on this network have it: keepalive.h */
     struct ssh *ssh;             /* sshd's connections; NULL = none */
-    struct image_env *image_env; /* imageenv.h; NULL = none */
+    struct image_env *image_env; /* imageenv.h, with the user's variables; NULL = none */
+    bool has_user_env;           /* they are in it */
     struct reach *reach;         /* a reach request that is waiting; NULL = none */
     struct pmix_link *links;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
@@ -182,7 +183,7 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
 int fabric_tick(struct agent *a, long long now, bool *work);
 void fabric_forget(struct agent *a, const struct session *s);
 
-/* identity.c, mount.c, disk.c, bind.c: 0, or -errno with one line in text */
+/* identity.c, mount.c, disk.c, bind.c, environment.c: 0, or -errno with one line in text */
 struct identity;
 int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size);
 int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,
@@ -191,6 +192,8 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
 int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t gid, char *text,
                size_t size);
 
+/* Add the user's variables to those of the image; a second time it does nothing. */
+int environment_set(struct agent *a, const struct buf *list, char *text, size_t size);
 /* Mount a folder of a share at a second directory, if this user can open it. */
 int bind_folder(const struct agent *a, const struct identity *user, const char *source,
                 const char *path, bool read_only, char *text, size_t size);

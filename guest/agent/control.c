@@ -32,6 +32,7 @@ struct request {
     char *mount_tag;
     char *mount_path;
     char *mount_source;
+    struct buf environment; /* NAME=VALUE, each with its NUL */
     char *topology;
     struct network_want network;
     struct nat_want nat;
@@ -205,6 +206,10 @@ static int parse_field(const struct tlv *t, struct request *r)
         return add_fabric(&r->fabric, t);
     case TAG_ADDRESS:
         return set_address(&r->fabric, t);
+    case TAG_ENV:
+        return buf_append(&r->environment, t->data, t->len) < 0
+                   ? -ENOMEM
+                   : buf_append(&r->environment, "", 1);
     case TAG_MOUNT_SOURCE:
         return tlv_str(t, &r->mount_source);
     case TAG_WAIT_MS:
@@ -222,6 +227,7 @@ static void free_request(struct request *r)
     free(r->mount_tag);
     free(r->mount_path);
     free(r->mount_source);
+    buf_free(&r->environment);
     free(r->topology);
     free(r->nodelist);
     hostfile_free(&r->hosts);
@@ -299,6 +305,8 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
             break;
         return bind_folder(a, &r->who, r->mount_source, r->mount_path, r->read_only != 0, text,
                            size);
+    case VHPC_OP_ENVIRONMENT:
+        return environment_set(a, &r->environment, text, size);
     case VHPC_OP_READY:
     case VHPC_OP_INFO:
     case VHPC_OP_USAGE:

@@ -194,6 +194,7 @@ enum vhpc_op {
     VHPC_OP_USAGE = 24,
     VHPC_OP_DISK = 32,
     VHPC_OP_BIND = 33,
+    VHPC_OP_ENVIRONMENT = 34,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

@@ -57,6 +57,13 @@ def test_users_leave_shared_folders_out(lab: Lab) -> None:
     assert lab.vhpc("ctl", "report", str(job.id))["shares"] == "work_dir"
 
 
+def test_variables_of_the_user_win(lab: Lab) -> None:
+    script = "export B=script; echo $A $B; srun -n1 sh -c 'echo $A $B' </dev/null"
+    job = lab.finish(script, "-w", "n1", "--export=ALL,A=slurm", "--vhpc-env=A=own,B=own")
+    assert job.output() == "own script\nown script\n"
+    assert lab.vhpc("ctl", "report", str(job.id))["env"] == "A=own,B=own"
+
+
 @pytest.mark.promise("mount.folder")
 def test_a_folder_of_a_share_is_at_a_second_place(lab: Lab) -> None:
     lab.run("login", "mkdir", "-p", "/home/alice/set/deep", user="alice")

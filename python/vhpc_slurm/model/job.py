@@ -73,6 +73,7 @@ class JobRequest(Record, frozen=True):
     ``disk_mount`` is the directory at which it is mounted; empty: it takes the changes to the root.
     ``shares`` is a word of --vhpc-shares; None: all that the site shares.
     ``mounts`` is a value of --vhpc-mount; None: no folder is at a second place.
+    ``env`` is a value of --vhpc-env; None: no variables are set.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -104,6 +105,7 @@ class JobRequest(Record, frozen=True):
     disk_mount: str = ""
     shares: str | None = None
     mounts: str | None = None
+    env: str | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from vhpc_slurm.options.declared import (
     BATCH,
     DISK,
+    ENV,
     GUESTS_PER_NODE,
     IMAGE,
     MAX_GUESTS_PER_NODE,
@@ -36,6 +37,7 @@ __all__ = [
     "BATCH",
     "BY_FIELD",
     "DISK",
+    "ENV",
     "GUESTS_PER_NODE",
     "IMAGE",
     "MAX_GUESTS_PER_NODE",

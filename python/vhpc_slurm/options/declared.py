@@ -15,6 +15,7 @@ from vhpc_slurm.options.grammars import (
     OwnImage,
     Size,
     Together,
+    Variables,
     Words,
 )
 from vhpc_slurm.options.option import Limit, Option
@@ -264,6 +265,23 @@ MOUNT = Option(
     reported=True,
 )
 
+ENV = Option(
+    "env",
+    Variables(1024),
+    "NAME=VALUE",
+    usage="variables for the programs of the guests; with commas between them",
+    detail=(
+        "Variables that programs have in the guests. They replace those of the submission, of the site and "
+        "of the image where a program enters the guests; what a script sets afterwards stays, also in its "
+        "steps. NAME has letters, digits and _, and is none of the variables that say which job this is: "
+        "HOME, LOGNAME, OLDPWD, PWD, USER, PMI*, SLURM*, VHPC_*. VALUE has no commas. At most 1024 bytes; "
+        "of several options the last one counts."
+    ),
+    fields=("env",),
+    plan="as sbatch --vhpc-env",
+    reported=True,
+)
+
 SAVE = Option(
     "save",
     OwnImage(),
@@ -289,6 +307,7 @@ OPTIONS = (
     DISK,
     SHARES,
     MOUNT,
+    ENV,
     SAVE,
 )
 """In the order of --help and of the manual."""

@@ -10,6 +10,7 @@ same texts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import combinations
@@ -18,6 +19,9 @@ from typing import Any, NamedTuple
 from vhpc_slurm.options.mountpoint import MOUNTS_MAX, mount_point_refusal, mounts_refusal
 
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_VARIABLE = re.compile(
+    r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)=|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*=", re.ASCII
+)
 _BREAKS = "\u2028\u2029"
 
 
@@ -179,6 +183,27 @@ class Mounts(Grammar):
         why = mounts_refusal(text) if _is_plain(text, self.most) else ""
         if why is not None:
             raise ValueRefusedError(why or self.expected)
+        return text
+
+
+class Variables(Grammar):
+    """Variables of the environment, with commas between them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.expected = (
+            f"NAME=VALUE is expected, or several with commas between them and at most {most} bytes without "
+            "control characters: names of letters, digits and '_', each once, but not HOME, LOGNAME, OLDPWD, "
+            "PWD, USER, PMI*, SLURM* or VHPC_*"
+        )
+
+    def parse(self, text: str) -> str:
+        """The text itself; each part at a comma is a variable."""
+        items = text.split(",")
+        names = [item.partition("=")[0] for item in items]
+        correct = all(map(_VARIABLE.match, items)) and len(set(names)) == len(names)
+        if not correct or not _is_plain(text, self.most):
+            raise ValueRefusedError(self.expected)
         return text
 
 

@@ -22,6 +22,7 @@ from vhpc_slurm.model import WITHOUT_OPTIONS, ImageRef
 from vhpc_slurm.options import (
     BY_FIELD,
     DISK,
+    ENV,
     IMAGE,
     MAX_TIMEOUT_S,
     MAX_VFS,
@@ -93,7 +94,7 @@ def test_the_plugin_has_the_declared_options(plugin: Plugin) -> None:
 PIECES = (
     *("0", "1", "9", "63", "64", "65", "256", "257", "3600", "3601", "16777216", "16777217", "16384G", "17T"),
     *("K", "M", "g", "T", "-", "+", " ", ".", ",", ":", "/", "..", "a", "local", "/etc", "/var/tmp"),
-    *("/a:/b", ":ro"),
+    *("/a:/b", ":ro", "A=", "b=1", "USER"),
     *("none", "host", "guest", "\n", "ä", "\u2028", "\x7f", "\x85", "٣"),
     *(word for option in OPTIONS for word in getattr(option.grammar, "words", ())),
 )
@@ -165,6 +166,18 @@ def test_folders_at_second_places_are_the_same(plugin: Plugin) -> None:
     assert said[: len(good)] == good
     assert all(one.startswith(REFUSED) for one in said[len(good) :])
     assert [text for text in (*good, *bad) if read(MOUNT, text) is not None] == good
+
+
+def test_variables_of_the_environment_are_the_same(plugin: Plugin) -> None:
+    good = ["A=", "_a1=b c", "A=1,B=2", "A=B=C", "HOMES=/h", "A=1,AB=2", "PATH=/x:/y", f"A={'x' * 1022}"]
+    bad = [
+        "", "A", "=1", "1A=1", "A-B=1", "A=1,", ",A=1", "A=1,B", "A=1,A=2", "A=1,B=2,A=", "HOME=/", "USER=a",
+        "SLURM_JOB_ID=1", "VHPC_X=1", "PMI_RANK=1", "A=1,PWD=/", "A=a\x7f", "Ä=1", f"A={'x' * 1023}",
+    ]  # fmt: skip
+    said = plugin(ENV, *good, *bad)
+    assert said[: len(good)] == good
+    assert all(one.startswith(REFUSED) for one in said[len(good) :])
+    assert [text for text in (*good, *bad) if read(ENV, text) is not None] == good
 
 
 def test_image_names_are_the_same(plugin: Plugin) -> None:

@@ -186,10 +186,11 @@ def prepared(
     disk_mib: int | None = None,
     disk_mount: str = "",
     mounts: str | None = None,
+    env: str | None = None,
 ) -> BootRig:
     """A boot whose plan is reserved."""
     image = publish(layout)
-    more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount, "mounts": mounts}
+    more: dict[str, Any] = {"disk_mib": disk_mib, "disk_mount": disk_mount, "mounts": mounts, "env": env}
     job = lease(image, guests=guests, segment=segment, nat=nat, site=site, **more)
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)

@@ -32,6 +32,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
             ("hypervisor", f"{name}: {why}; {libvirt_uri}"),
             ("memory", _memory(case, plan_)),
             *([("mounts", case.request.mounts)] if case.request.mounts else []),
+            *([("variables", case.request.env)] if case.request.env else []),
             *([("network", _segment(segment))] if segment else []),
         ]
     )

@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, UserError
@@ -26,7 +27,7 @@ from vhpc_slurm.node.guest.channel import (
 from vhpc_slurm.node.host import timezone
 from vhpc_slurm.node.network.plan import names as segment_names
 from vhpc_slurm.node.resource.registry import NETWORKS
-from vhpc_slurm.options import Mount, parse_mounts
+from vhpc_slurm.options import parse_mounts
 
 ASK_FIRST_S, ASK_S = 2.0, 10.0
 """Longest wait for a guest before the caller is asked whether to go on: at first, so that those who wait
@@ -112,7 +113,11 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
         for share in started.guest.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
         for mount in parse_mounts(work.lease.request.mounts or ""):
-            _bind(work, mount, channel, timeout_s)
+            with _required(work, f"--vhpc-mount={mount}"):
+                channel.bind(mount, work.account, timeout_s)
+        if variables := work.lease.request.env:
+            with _required(work, "--vhpc-env"):
+                channel.environment(variables.split(","), timeout_s)
         for network in NETWORKS:
             network.configure(work.lease, started.guest, channel, timeout_s)
         if guest.port_guids:
@@ -152,17 +157,17 @@ def _mount_disk(work: Boot, path: str, channel: GuestChannel, timeout_s: float) 
         ) from err
 
 
-def _bind(work: Boot, mount: Mount, channel: GuestChannel, timeout_s: float) -> None:
-    """Mount a folder of a share at a second place.
+@contextmanager
+def _required(work: Boot, option: str) -> Generator[None, None, None]:
+    """What an option asks of the guest.
 
     Raises:
-        UserError: the guest cannot do it.
-        ChannelError: the guest is silent, or the channel was closed.
+        UserError: the guest has refused it.
     """
     try:
-        channel.bind(mount, work.account, timeout_s)
+        yield
     except ChannelRefusedError as err:
-        failed = f"--vhpc-mount={mount} is not possible on {work.plan.node}"
+        failed = f"{option} is not possible on {work.plan.node}"
         if err.errno != errno.ENOSYS:
             raise UserError(failed, err.why) from err
         raise UserError(

@@ -90,6 +90,7 @@ class Op(IntEnum):
     USAGE = 24
     DISK = 32
     BIND = 33
+    ENVIRONMENT = 34
 
 
 class GuestState(IntEnum):

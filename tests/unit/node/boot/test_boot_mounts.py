@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of shares at second places in a boot."""
+"""Folders of shares at second places, and variables of the user, in a boot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = [needs_root, pytest.mark.promise("mount.folder")]
 
 
 def test_folders_are_mounted_after_the_shares(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = prepared(layout, monkeypatch, mounts="/scratch/a/x:/x,/scratch/a:/y:ro")
+    rig = prepared(layout, monkeypatch, mounts="/scratch/a/x:/x,/scratch/a:/y:ro", env="A=1,B=2")
     peer = Agent()
     connect(monkeypatch, peer)
     run(rig)
     rig.work.journal.close()
-    assert peer.asked == ["hello", "identity", "mount", "bind", "bind", "ready"]
+    assert peer.asked == ["hello", "identity", "mount", "bind", "bind", "environment", "ready"]
 
 
 @pytest.mark.parametrize(

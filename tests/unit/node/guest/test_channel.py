@@ -99,6 +99,7 @@ def test_control_operations_answer(guest: Guest) -> None:
         channel.mount("home", "/home/alice")
         channel.disk("/scratch", 2001, 2001)
         channel.bind(Mount("/home/alice/x", "/x", read_only=True), account)
+        channel.environment(["A=1"])
         info = channel.ready()
         assert info.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert info.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
@@ -131,7 +132,18 @@ def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> No
         assert caught.value.errno == 22
         with pytest.raises(ChannelRefusedError, match="no field that this operation needs"):
             channel.disk("/scratch", 0, 0)
+        with pytest.raises(ChannelRefusedError, match="each must be NAME=VALUE"):
+            channel.environment(["A=1", "B"])
         assert channel.ping() < 5
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+def test_variables_of_the_user_are_set_where_a_program_enters(guest: Guest) -> None:
+    with GuestChannel.connect(guest.socket, WAIT_S) as channel:
+        for values in (["OWN=of the guest", "TERM=own"], ["OWN=later"]):  # a second time nothing is done
+            channel.environment(values)
+        shown = "echo $OWN, $TERM, $USER"
+        assert guest.run("sh", "-c", shown, OWN="of the host", USER="a").stdout == b"of the guest, own, a\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
