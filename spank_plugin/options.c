@@ -75,6 +75,18 @@ static bool parse_disk(const struct vhpc_option *option, const char *text,
     return true;
 }
 
+static bool parse_directory(const struct vhpc_option *option, const char *text,
+                            char value[VHPC_VALUE_SIZE], const char **why)
+{
+    size_t length = strlen(text);
+
+    (void)why;
+    if (text[0] != '/' || length > option->most || !vhpc_text_is_plain(text, length))
+        return false;
+    memcpy(value, text, length + 1);
+    return true;
+}
+
 /* SRC:DST[:ro],... */
 static bool parse_mounts(const struct vhpc_option *option, const char *text,
                          char value[VHPC_VALUE_SIZE], const char **why)
@@ -229,6 +241,7 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
 
 _Static_assert((int)VHPC_CONSOLE_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 _Static_assert((int)VHPC_ENV_MOST < VHPC_VALUE_SIZE, "a value does not fit");
+_Static_assert((int)VHPC_WORKDIR_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 _Static_assert((int)VHPC_MOUNT_MOST < VHPC_VALUE_SIZE, "a value does not fit");
 
 bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,

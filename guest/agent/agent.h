@@ -44,11 +44,12 @@ struct session {
     bool closed;         /* the host has sent CLOSE, or is disconnected */
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
-    bool frozen;      /* by a SIGTSTP, until SIGCONT */
-    bool halted;      /* by a SIGSTOP, until any other frame of the client */
-    bool held;        /* the cgroup is frozen */
-    bool counted;     /* what it used is in the agent's table */
-    uint64_t max_rss; /* bytes, of its largest process that has ended; 0 = none has */
+    bool starts_there; /* in the agent's start_dir */
+    bool frozen;       /* by a SIGTSTP, until SIGCONT */
+    bool halted;       /* by a SIGSTOP, until any other frame of the client */
+    bool held;         /* the cgroup is frozen */
+    bool counted;      /* what it used is in the agent's table */
+    uint64_t max_rss;  /* bytes, of its largest process that has ended; 0 = none has */
     uint32_t last_call;
     struct session_pmi pmi;
 };
@@ -86,6 +87,7 @@ struct agent {
     struct ssh *ssh;             /* sshd's connections; NULL = none */
     struct image_env *image_env; /* imageenv.h, with the user's variables; NULL = none */
     bool has_user_env;           /* they are in it */
+    char *start_dir;             /* of programs that enter the guest; NULL = that of the EXEC */
     struct reach *reach;         /* a reach request that is waiting; NULL = none */
     struct pmix_link *links;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
@@ -192,8 +194,14 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
 int mount_disk(const struct agent *a, const char *path, uint32_t uid, uint32_t gid, char *text,
                size_t size);
 
-/* Add the user's variables to those of the image; a second time it does nothing. */
-int environment_set(struct agent *a, const struct buf *list, char *text, size_t size);
+/*
+ * Add the user's variables to those of the image, and set the directory in which programs start
+ * (NULL: none); a second time it does nothing.
+ */
+int environment_set(struct agent *a, const struct buf *list, const char *start_dir, char *text,
+                    size_t size);
+/* Have a program that enters the guest start in that directory; 0 or -ENOMEM. */
+int environment_start(struct session *s);
 /* Mount a folder of a share at a second directory, if this user can open it. */
 int bind_folder(const struct agent *a, const struct identity *user, const char *source,
                 const char *path, bool read_only, char *text, size_t size);

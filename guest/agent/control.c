@@ -32,6 +32,7 @@ struct request {
     char *mount_tag;
     char *mount_path;
     char *mount_source;
+    char *start_dir;
     struct buf environment; /* NAME=VALUE, each with its NUL */
     char *topology;
     struct network_want network;
@@ -210,6 +211,8 @@ static int parse_field(const struct tlv *t, struct request *r)
         return buf_append(&r->environment, t->data, t->len) < 0
                    ? -ENOMEM
                    : buf_append(&r->environment, "", 1);
+    case TAG_CWD:
+        return tlv_str(t, &r->start_dir);
     case TAG_MOUNT_SOURCE:
         return tlv_str(t, &r->mount_source);
     case TAG_WAIT_MS:
@@ -227,6 +230,7 @@ static void free_request(struct request *r)
     free(r->mount_tag);
     free(r->mount_path);
     free(r->mount_source);
+    free(r->start_dir);
     buf_free(&r->environment);
     free(r->topology);
     free(r->nodelist);
@@ -306,7 +310,7 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         return bind_folder(a, &r->who, r->mount_source, r->mount_path, r->read_only != 0, text,
                            size);
     case VHPC_OP_ENVIRONMENT:
-        return environment_set(a, &r->environment, text, size);
+        return environment_set(a, &r->environment, r->start_dir, text, size);
     case VHPC_OP_READY:
     case VHPC_OP_INFO:
     case VHPC_OP_USAGE:

@@ -81,6 +81,12 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
         return rc;
     }
     (void)umask((mode_t)(spec->has_umask ? spec->umask & 0777 : 022));
+    if (s->starts_there && chdir(spec->cwd) < 0) {
+        rc = errno;
+        (void)snprintf(report->text, sizeof report->text, "couldn't start in %.200s: %s", spec->cwd,
+                       strerror(rc));
+        return rc;
+    }
     child_chdir(spec, "vhpc-agent");
     return -tmpdir_check(&s->spec);
 }

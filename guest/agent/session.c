@@ -49,6 +49,8 @@ static int begin(struct session *s)
     if (topology_environment(s->agent, &s->spec) < 0 ||
         network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
+    if (environment_start(s) < 0)
+        return -ENOMEM;
     bool judged = s->spec.pmi_refusal != NULL;
     rc = pmi_guard(s);
     if (rc < 0)

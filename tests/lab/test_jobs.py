@@ -64,6 +64,14 @@ def test_variables_of_the_user_win(lab: Lab) -> None:
     assert lab.vhpc("ctl", "report", str(job.id))["env"] == "A=own,B=own"
 
 
+def test_programs_start_in_a_directory_of_the_guest(lab: Lab) -> None:
+    script = "pwd; cd /usr; srun -n1 pwd </dev/null"
+    job = lab.finish(script, "-w", "n1", "--vhpc-workdir=/opt")
+    assert job.output() == "/opt\n/usr\n"
+    failed = lab.finish("pwd", "-w", "n1", "--vhpc-workdir=/none")
+    assert "couldn't start in /none: No such file or directory" in failed.output()
+
+
 @pytest.mark.promise("mount.folder")
 def test_a_folder_of_a_share_is_at_a_second_place(lab: Lab) -> None:
     lab.run("login", "mkdir", "-p", "/home/alice/set/deep", user="alice")

@@ -74,6 +74,7 @@ class JobRequest(Record, frozen=True):
     ``shares`` is a word of --vhpc-shares; None: all that the site shares.
     ``mounts`` is a value of --vhpc-mount; None: no folder is at a second place.
     ``env`` is a value of --vhpc-env; None: no variables are set.
+    ``start_dir`` is a value of --vhpc-workdir; None: programs start in ``work_dir``.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -106,6 +107,7 @@ class JobRequest(Record, frozen=True):
     shares: str | None = None
     mounts: str | None = None
     env: str | None = None
+    start_dir: str | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

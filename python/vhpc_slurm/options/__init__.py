@@ -27,6 +27,7 @@ from vhpc_slurm.options.declared import (
     SAVE,
     TIMEOUT,
     VFS,
+    WORKDIR,
     BatchPlace,
 )
 from vhpc_slurm.options.grammars import ValueRefusedError
@@ -51,6 +52,7 @@ __all__ = [
     "SAVE",
     "TIMEOUT",
     "VFS",
+    "WORKDIR",
     "BatchPlace",
     "Limit",
     "Mount",

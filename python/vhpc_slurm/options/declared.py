@@ -8,6 +8,7 @@ from enum import StrEnum
 from vhpc_slurm.options.grammars import (
     Choice,
     Count,
+    Directory,
     Disk,
     File,
     Image,
@@ -282,6 +283,23 @@ ENV = Option(
     reported=True,
 )
 
+WORKDIR = Option(
+    "workdir",
+    Directory(1024),
+    "DIR",
+    usage="directory of the guest in which the job's programs start",
+    detail=(
+        "Directory of the guest in which the batch script starts, and each task that is not started from "
+        "within a guest. It is an absolute path, and the user can enter it in the guest; else the program "
+        "does not start, with one line. Without the option it is the working directory of the job. Output "
+        "files of Slurm are where they are without it. At most 1024 bytes of UTF-8 without control "
+        "characters."
+    ),
+    fields=("start_dir",),
+    plan="as sbatch --vhpc-workdir",
+    reported=True,
+)
+
 SAVE = Option(
     "save",
     OwnImage(),
@@ -308,6 +326,7 @@ OPTIONS = (
     SHARES,
     MOUNT,
     ENV,
+    WORKDIR,
     SAVE,
 )
 """In the order of --help and of the manual."""

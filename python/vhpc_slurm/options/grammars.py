@@ -167,6 +167,22 @@ class File(Grammar):
         return text
 
 
+class Directory(Grammar):
+    """A directory of guests."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.expected = (
+            f"an absolute path is expected, at most {most} bytes of UTF-8 without control characters"
+        )
+
+    def parse(self, text: str) -> str:
+        """The path."""
+        if not _is_plain(text, self.most) or text[0] != "/":
+            raise ValueRefusedError(self.expected)
+        return text
+
+
 class Mounts(Grammar):
     """Folders of shares that guests have at second places, with commas between them."""
 

@@ -33,6 +33,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
             ("memory", _memory(case, plan_)),
             *([("mounts", case.request.mounts)] if case.request.mounts else []),
             *([("variables", case.request.env)] if case.request.env else []),
+            *([("starts in", case.request.start_dir)] if case.request.start_dir else []),
             *([("network", _segment(segment))] if segment else []),
         ]
     )

@@ -115,9 +115,11 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
         for mount in parse_mounts(work.lease.request.mounts or ""):
             with _required(work, f"--vhpc-mount={mount}"):
                 channel.bind(mount, work.account, timeout_s)
-        if variables := work.lease.request.env:
-            with _required(work, "--vhpc-env"):
-                channel.environment(variables.split(","), timeout_s)
+        asked = work.lease.request
+        if asked.env or asked.start_dir:
+            with _required(work, "--vhpc-env" if asked.env else f"--vhpc-workdir={asked.start_dir}"):
+                variables = asked.env.split(",") if asked.env else []
+                channel.environment(variables, asked.start_dir or "", timeout_s)
         for network in NETWORKS:
             network.configure(work.lease, started.guest, channel, timeout_s)
         if guest.port_guids:

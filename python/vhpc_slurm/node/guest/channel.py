@@ -224,9 +224,10 @@ class GuestChannel:
         body += [put(Tag.GROUP, struct.pack("<I", gid) + b"-") for _, gid in account.groups]
         self._call(Op.BIND, b"".join(body), timeout_s)
 
-    def environment(self, variables: Sequence[str], timeout_s: float | None = None) -> None:
-        """Set variables NAME=VALUE for programs of the guest; errors as identity()."""
-        self._call(Op.ENVIRONMENT, b"".join(put(Tag.ENV, one) for one in variables), timeout_s)
+    def environment(self, variables: Sequence[str], start_dir: str, timeout_s: float | None = None) -> None:
+        """Set NAME=VALUE for programs of the guest, and where they start (or empty); errors as identity()."""
+        body = [put(Tag.ENV, one) for one in variables] + ([put(Tag.CWD, start_dir)] if start_dir else [])
+        self._call(Op.ENVIRONMENT, b"".join(body), timeout_s)
 
     def topology(self, xml: str, timeout_s: float | None = None) -> None:
         """Have programs find this file by NCCL_TOPO_FILE; errors as identity()."""

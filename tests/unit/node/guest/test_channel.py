@@ -99,7 +99,7 @@ def test_control_operations_answer(guest: Guest) -> None:
         channel.mount("home", "/home/alice")
         channel.disk("/scratch", 2001, 2001)
         channel.bind(Mount("/home/alice/x", "/x", read_only=True), account)
-        channel.environment(["A=1"])
+        channel.environment(["A=1"], "")
         info = channel.ready()
         assert info.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert info.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
@@ -133,7 +133,7 @@ def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> No
         with pytest.raises(ChannelRefusedError, match="no field that this operation needs"):
             channel.disk("/scratch", 0, 0)
         with pytest.raises(ChannelRefusedError, match="each must be NAME=VALUE"):
-            channel.environment(["A=1", "B"])
+            channel.environment(["A=1", "B"], "")
         assert channel.ping() < 5
 
 
@@ -141,9 +141,28 @@ def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> No
 def test_variables_of_the_user_are_set_where_a_program_enters(guest: Guest) -> None:
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         for values in (["OWN=of the guest", "TERM=own"], ["OWN=later"]):  # a second time nothing is done
-            channel.environment(values)
+            channel.environment(values, "")
         shown = "echo $OWN, $TERM, $USER"
         assert guest.run("sh", "-c", shown, OWN="of the host", USER="a").stdout == b"of the guest, own, a\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+def test_programs_that_enter_start_in_the_directory_of_the_job(guest: Guest, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with GuestChannel.connect(guest.socket, WAIT_S) as channel:
+        channel.environment([], str(own))
+        assert guest.run("pwd", SLURM_JOB_ID="7").stdout.decode() == f"{own}\n"
+        assert guest.run("sh", "-c", "echo $VHPC_START_DIRECTORY", SLURM_JOB_ID="7").stdout == b"7\n"
+        entered = guest.run("pwd", SLURM_JOB_ID="7", VHPC_START_DIRECTORY="7").stdout.decode()
+        assert entered != f"{own}\n", "a step of a program that was there starts where that is"
+        other = guest.run("pwd", SLURM_JOB_ID="8", VHPC_START_DIRECTORY="7").stdout.decode()
+        assert other == f"{own}\n"
+        own.rmdir()
+        failed = guest.run("pwd", SLURM_JOB_ID="7")
+        assert failed.returncode != 0
+        assert f"couldn't start in {own}: No such file or directory" in failed.stderr.decode()
+        assert failed.stdout == b""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
