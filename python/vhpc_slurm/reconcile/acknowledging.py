@@ -28,6 +28,7 @@ from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
 log = logging.getLogger("vhpc")
 
+_OURS = "vhpc:"
 _EARLIER = re.compile(r"(?:; | )usage (?:[a-z_]+=[0-9./]+ ?)+$")
 RECORD_S = 5.0
 """How long to wait for the job's end in the accounting database: slurmctld sends it a moment before."""
@@ -140,7 +141,9 @@ def _comment(config: Config, client: ControllerClient, generation: Generation) -
         job = _record(accounting, job_id)
         if job is not None:
             boot_s = _boot_s(client, generation)
-            accounting.set_comment(job, with_usage(job.comment, words(job_usage(nodes), boot_s)))
+            text = with_usage(job.comment, words(job_usage(nodes), boot_s))
+            if text != job.comment:
+                accounting.set_comment(job, text)
     except VhpcError as err:
         log.info("AdminComment of job %d has no usage: %s", job_id, err.line())  # some sites have no slurmdbd
         return False
@@ -177,10 +180,15 @@ def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:
 
 
 def with_usage(comment: str, usage: str) -> str:
-    """An AdminComment with these figures instead of earlier ones; what else it says stays before them."""
-    before = _EARLIER.sub("", comment) or "vhpc:"
+    """An AdminComment of vhpc with these figures instead of earlier ones; any other text as it is.
+
+    Tools for job statistics store encoded data there, which no other program may cut or append to.
+    """
+    if comment and not comment.startswith(_OURS):
+        return comment
+    before = _EARLIER.sub("", comment) or _OURS
     room = COMMENT_MAX - len(usage) - 2
-    return f"{before[:room]}{';' if before != 'vhpc:' else ''} {usage}"
+    return f"{before[:room]}{';' if before != _OURS else ''} {usage}"
 
 
 def words(used: JobUsage, boot_s: float | None = None) -> str:
