@@ -214,6 +214,9 @@ static int apply_commands(const struct identity *id)
     if (n < 0)
         return -errno;
     self[n] = '\0';
+    if ((mkdir("/usr", 0755) < 0 && errno != EEXIST) ||
+        (mkdir("/usr/bin", 0755) < 0 && errno != EEXIST)) /* images of busybox may have only /bin */
+        return -errno;
     for (size_t i = 0; i < id->command_count; i++) {
         char path[128];
         (void)snprintf(path, sizeof path, "/usr/bin/%s", id->commands[i]);
