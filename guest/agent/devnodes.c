@@ -89,6 +89,31 @@ void devnodes_apply(const char *dev, const char *groups)
         apply(&rules[i], dev, groups);
 }
 
+static void regroup(const struct rule *rule, const char *dev, gid_t from, gid_t to)
+{
+    char path[256];
+    struct stat st;
+    (void)snprintf(path, sizeof path, "%s/%s", dev, rule->folder);
+    DIR *folder = opendir(path);
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
+        const int fd = dirfd(folder);
+        if (fnmatch(rule->name, entry->d_name, 0) == 0 &&
+            fstatat(fd, entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISCHR(st.st_mode) &&
+            st.st_gid == from && fchownat(fd, entry->d_name, 0, to, AT_SYMLINK_NOFOLLOW) < 0)
+            (void)fprintf(stderr, "vhpc-agent: %s/%s: %s\n", path, entry->d_name, strerror(errno));
+    }
+    if (folder != NULL)
+        (void)closedir(folder);
+}
+
+void devnodes_regroup(const char *dev, const char *groups, const char *name, gid_t number)
+{
+    const gid_t old = group_number(groups, name);
+    for (size_t i = 0; old != 0 && old != number && i < sizeof rules / sizeof rules[0]; i++)
+        if (rules[i].group != NULL && strcmp(rules[i].group, name) == 0)
+            regroup(&rules[i], dev, old, number);
+}
+
 static short want_input(struct source *s)
 {
     (void)s;

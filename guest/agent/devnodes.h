@@ -3,6 +3,8 @@
 #ifndef VHPC_AGENT_DEVNODES_H
 #define VHPC_AGENT_DEVNODES_H
 
+#include <sys/types.h>
+
 #include "loop.h"
 
 /*
@@ -11,6 +13,9 @@
  * reserves most of them for root.
  */
 void devnodes_apply(const char *dev, const char *groups);
+
+/* Before the file groups gets another number for a group: give its device nodes that number. */
+void devnodes_regroup(const char *dev, const char *groups, const char *name, gid_t number);
 
 /* Apply them to nodes that appear later, too; 0 or -errno. */
 int devnodes_watch(struct loop *loop);

@@ -20,6 +20,7 @@
 
 #include "accounts.h"
 #include "agent.h"
+#include "devnodes.h"
 #include "directory.h"
 #include "file.h"
 
@@ -171,6 +172,7 @@ static int apply_groups(const struct identity *id)
             continue;
         if (asprintf(&line, "%s:*:%u:%s", g->name, g->gid, member ? id->user : "") < 0)
             return -ENOMEM;
+        devnodes_regroup("/dev", "/etc/group", g->name, g->gid);
         int rc = accounts_put("/etc/group", g->name, g->gid, line);
         free(line);
         if (rc < 0)

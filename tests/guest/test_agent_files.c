@@ -241,6 +241,14 @@ static void device_nodes_have_the_modes_of_udev(void **state)
         if (may && (stat(path, &st) < 0 || (st.st_mode & 07777) != nodes[i].after ||
                     st.st_gid != nodes[i].group))
             fail_msg("%s has mode %o and group %u", nodes[i].name, st.st_mode & 07777, st.st_gid);
+    }
+    devnodes_regroup(dir, file, "video", 39); /* the site's number for the image's group */
+    devnodes_regroup(dir, file, "absent", 40);
+    for (size_t i = 0; i < sizeof nodes / sizeof nodes[0]; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, nodes[i].name);
+        if (may && (stat(path, &st) < 0 || (st.st_mode & 07777) != nodes[i].after ||
+                    st.st_gid != (nodes[i].group == 44 ? 39 : nodes[i].group)))
+            fail_msg("%s has then mode %o, group %u", nodes[i].name, st.st_mode & 07777, st.st_gid);
         (void)unlink(path);
     }
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
