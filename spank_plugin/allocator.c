@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "environment.h"
 #include "image.h"
 #include "inherited.h"
 #include "plugin.h"
@@ -67,39 +68,88 @@ static bool can_save(const struct vhpc_values *values, char *why, size_t size)
     return false;
 }
 
-/* False with one line in why. True with values->set[VHPC_IMAGE] false: a job without guests. */
-static bool settle(struct vhpc_values *values, char *why, size_t size)
+/* Have the image that the value of the option means; false with one line in why. */
+static bool settle_image(struct vhpc_values *values, char *why, size_t size)
 {
-    if (!add_default(values, VHPC_IMAGE, why, size))
-        return false;
-    if (values->set[VHPC_IMAGE] && strcmp(values->text[VHPC_IMAGE], VHPC_IMAGE_LIST) == 0) {
+    char source[VHPC_VALUE_SIZE];
+
+    if (strcmp(values->text[VHPC_IMAGE], VHPC_IMAGE_LIST) == 0) {
         vhpc_source_list(vhpc_plugin.args.command, why, size);
         return false;
     }
-    if (values->set[VHPC_IMAGE] && vhpc_is_source(values->text[VHPC_IMAGE])) {
-        char source[VHPC_VALUE_SIZE];
-
-        memcpy(source, values->text[VHPC_IMAGE], sizeof source);
-        if (!vhpc_source_resolve(vhpc_plugin.args.command, source, values->text[VHPC_IMAGE], why,
-                                 size))
-            return false;
-    }
-    if (!values->set[VHPC_IMAGE]) {
-        for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
-            if (values->set[id]) {
-                snprintf(why, size,
-                         "--%s has no effect without an image; add --vhpc-image=NAME or remove it",
-                         vhpc_options[id].name);
-                return false;
-            }
-        }
+    if (!vhpc_is_source(values->text[VHPC_IMAGE]))
         return true;
-    }
-    for (int id = 0; id < VHPC_OPTION_COUNT; id++)
-        if ((id != VHPC_SAVE || has_script()) &&
-            !add_default(values, (enum vhpc_option_id)id, why, size))
+    memcpy(source, values->text[VHPC_IMAGE], sizeof source);
+    return vhpc_source_resolve(vhpc_plugin.args.command, source, values->text[VHPC_IMAGE], why,
+                               size);
+}
+
+/* Whether the user has asked for nothing that needs an image. */
+static bool needs_no_image(const struct vhpc_values *values, char *why, size_t size)
+{
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
+        if (values->set[id]) {
+            snprintf(why, size,
+                     "--%s has no effect without an image; add --vhpc-image=NAME or remove it",
+                     vhpc_options[id].name);
             return false;
+        }
+    }
+    return true;
+}
+
+/* An option that has no value takes it from the file. */
+static void add_from_file(struct vhpc_values *values, const struct vhpc_values *file,
+                          enum vhpc_option_id id)
+{
+    if (values->set[id] || !file->set[id])
+        return;
+    memcpy(values->text[id], file->text[id], sizeof values->text[id]);
+    values->set[id] = values->from_file[id] = true;
+}
+
+/* False with one line in why. True with values->set[VHPC_IMAGE] false: a job without guests. */
+static bool settle(struct vhpc_values *values, char *why, size_t size)
+{
+    static struct vhpc_values file;
+    bool asked = values->set[VHPC_ENVIRONMENT];
+
+    memset(&file, 0, sizeof file);
+    if (!add_default(values, VHPC_IMAGE, why, size) ||
+        !add_default(values, VHPC_ENVIRONMENT, why, size) ||
+        (values->set[VHPC_ENVIRONMENT] &&
+         !vhpc_environment_read(vhpc_plugin.args.command, values->text[VHPC_ENVIRONMENT], &file,
+                                why, size)))
+        return false;
+    add_from_file(values, &file, VHPC_IMAGE);
+    if (!values->set[VHPC_IMAGE]) {
+        values->set[VHPC_ENVIRONMENT] = asked; /* its variable is for jobs with an image */
+        return needs_no_image(values, why, size);
+    }
+    if (!settle_image(values, why, size))
+        return false;
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
+        if (id == VHPC_SAVE && !has_script())
+            continue;
+        if (!add_default(values, (enum vhpc_option_id)id, why, size))
+            return false;
+        add_from_file(values, &file, (enum vhpc_option_id)id);
+    }
     return can_save(values, why, size);
+}
+
+/* Say which options the file has set; false if Slurm refuses it. */
+static bool hand_over_file(spank_t spank, const struct vhpc_values *values)
+{
+    char names[VHPC_OPTION_COUNT * SPANK_OPTION_MAXLEN] = "";
+    size_t used = 0;
+
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++)
+        if (values->from_file[id])
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s",
+                                     used == 0 ? "" : ",", vhpc_options[id].name + strlen("vhpc-"));
+    return !values->set[VHPC_ENVIRONMENT] ||
+           spank_job_control_setenv(spank, "VHPC_ENVIRONMENT_SET", names, 1) == ESPANK_SUCCESS;
 }
 
 static int hand_over(spank_t spank, const struct vhpc_values *values)
@@ -118,6 +168,10 @@ static int hand_over(spank_t spank, const struct vhpc_values *values)
                         spank_strerror(error));
             return -1;
         }
+    }
+    if (!hand_over_file(spank, values)) {
+        slurm_error("vhpc: couldn't pass on which options --vhpc-environment has set");
+        return -1;
     }
     /*
      * Slurm passes an option of the command line to the tasks. An option from its variable must
@@ -155,7 +209,8 @@ static void watch_boot(spank_t spank)
 
 int vhpc_allocator_post_opt(spank_t spank)
 {
-    static struct vhpc_values values; /* 5 KiB; one thread, and a copy per component of a het job */
+    static struct vhpc_values
+        values; /* 16 KiB; one thread, and a copy per component of a het job */
     char why[VHPC_WHY_SIZE];
     char name[VHPC_NAME_SIZE];
 

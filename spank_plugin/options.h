@@ -52,6 +52,7 @@ extern const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT];
 /* Values as given, in canonical form; an option that is not set has no value. */
 struct vhpc_values {
     bool set[VHPC_OPTION_COUNT];
+    bool from_file[VHPC_OPTION_COUNT]; /* of --vhpc-environment */
     char text[VHPC_OPTION_COUNT][VHPC_VALUE_SIZE];
 };
 

@@ -57,6 +57,7 @@ def test_users_leave_shared_folders_out(lab: Lab) -> None:
     assert lab.vhpc("ctl", "report", str(job.id))["shares"] == "work_dir"
 
 
+@pytest.mark.promise("job.env-option")
 def test_variables_of_the_user_win(lab: Lab) -> None:
     script = "export B=script; echo $A $B; srun -n1 sh -c 'echo $A $B' </dev/null"
     job = lab.finish(script, "-w", "n1", "--export=ALL,A=slurm", "--vhpc-env=A=own,B=own")
@@ -64,12 +65,33 @@ def test_variables_of_the_user_win(lab: Lab) -> None:
     assert lab.vhpc("ctl", "report", str(job.id))["env"] == "A=own,B=own"
 
 
+@pytest.mark.promise("job.workdir-option")
 def test_programs_start_in_a_directory_of_the_guest(lab: Lab) -> None:
     script = "pwd; cd /usr; srun -n1 pwd </dev/null"
     job = lab.finish(script, "-w", "n1", "--vhpc-workdir=/opt")
     assert job.output() == "/opt\n/usr\n"
     failed = lab.finish("pwd", "-w", "n1", "--vhpc-workdir=/none")
     assert "couldn't start in /none: No such file or directory" in failed.output()
+
+
+@pytest.mark.promise("job.environment-file")
+def test_a_group_shares_options_in_a_file(lab: Lab) -> None:
+    def write(text: str) -> None:
+        lab.run("login", "tee", "/scratch/lab.toml", user="alice", stdin=text)
+
+    write('image = "debian-minimal"\nworkdir = "/opt"\nbatch = "guest"\nenv.A = "file"\n')
+    where = ("-w", "n1", "--vhpc-environment=/scratch/lab.toml", "--vhpc-workdir=/usr")
+    job = lab.finish("pwd; echo $A; uname -r", *where, image=None)
+    assert job.output().splitlines()[:2] == ["/usr", "file"]
+    assert job.output().splitlines()[2] != kernel(lab)
+    report = lab.vhpc("ctl", "report", str(job.id))
+    assert report["environment"] == "/scratch/lab.toml"
+    assert report["from_file"] == ["image", "batch", "env"]
+    write("image = 1\n")
+    refused = lab.run("login", "sbatch", *where, "--wrap=true", user="alice", check=False)
+    lab.run("login", "rm", "/scratch/lab.toml", user="alice")
+    assert "line 1: image: a string is expected" in refused.err
+    assert "no job was created" in refused.err
 
 
 @pytest.mark.promise("mount.folder")

@@ -34,6 +34,7 @@ VERBS = (
     Verb("save", "jobs.save:save", short_help="Make an image of a running job's guest."),
     Verb("forward", "jobs.forward:forward", short_help="Reach a port of a guest from this host."),
     Verb("cp", "jobs.cp:cp", short_help="Copy files into a guest or out of it."),
+    Verb("environment", "jobs.environment:environment", short_help="Print the options of a file for sbatch."),
     Verb("complete", "complete:complete", hidden=True, settings={"ignore_unknown_options": True}),
     Verb("plan", "host.plan:plan", short_help="Show the plan of Prolog on this node."),
     Verb("inventory", "host.inventory:inventory", short_help="Show the hardware of this node."),

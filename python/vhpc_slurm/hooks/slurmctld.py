@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import ImageRef, JobRequest
-from vhpc_slurm.options import BATCH, IMAGE, OPTIONS, SAVE, Option, ValueRefusedError
+from vhpc_slurm.options import BATCH, ENVIRONMENT, IMAGE, OPTIONS, SAVE, Option, ValueRefusedError
 from vhpc_slurm.slurm import commands
 from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
@@ -136,8 +137,15 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         account=job.account,
         qos=job.qos,
         unset=tuple(option.field for option in DEFAULTED if option not in fixed),
+        from_file=_from_file(given),
         **fields,
     )
+
+
+def _from_file(given: Mapping[Option, str]) -> tuple[str, ...]:
+    """Names of the options that the file of --vhpc-environment has set, by what the plugin says."""
+    names = (common.spank("ENVIRONMENT_SET") or "").split(",")
+    return tuple(option.name for option in given if option.name in names) if ENVIRONMENT in given else ()
 
 
 def _given(option: Option) -> str | None:

@@ -75,6 +75,8 @@ class JobRequest(Record, frozen=True):
     ``mounts`` is a value of --vhpc-mount; None: no folder is at a second place.
     ``env`` is a value of --vhpc-env; None: no variables are set.
     ``start_dir`` is a value of --vhpc-workdir; None: programs start in ``work_dir``.
+    ``environment`` is the file of --vhpc-environment; None: no file. ``from_file`` names the options that it
+    has set, without --vhpc-.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -108,6 +110,8 @@ class JobRequest(Record, frozen=True):
     mounts: str | None = None
     env: str | None = None
     start_dir: str | None = None
+    environment: str | None = None
+    from_file: tuple[str, ...] = ()
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

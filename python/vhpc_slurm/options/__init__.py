@@ -14,6 +14,7 @@ from vhpc_slurm.options.declared import (
     BATCH,
     DISK,
     ENV,
+    ENVIRONMENT,
     GUESTS_PER_NODE,
     IMAGE,
     MAX_GUESTS_PER_NODE,
@@ -30,6 +31,7 @@ from vhpc_slurm.options.declared import (
     WORKDIR,
     BatchPlace,
 )
+from vhpc_slurm.options.environment import parse_environment
 from vhpc_slurm.options.grammars import ValueRefusedError
 from vhpc_slurm.options.mountpoint import Mount, mount_point_refusal, parse_mounts
 from vhpc_slurm.options.option import Limit, Option
@@ -39,6 +41,7 @@ __all__ = [
     "BY_FIELD",
     "DISK",
     "ENV",
+    "ENVIRONMENT",
     "GUESTS_PER_NODE",
     "IMAGE",
     "MAX_GUESTS_PER_NODE",
@@ -59,6 +62,7 @@ __all__ = [
     "Option",
     "ValueRefusedError",
     "mount_point_refusal",
+    "parse_environment",
     "parse_mounts",
 ]
 

@@ -300,6 +300,25 @@ WORKDIR = Option(
     reported=True,
 )
 
+ENVIRONMENT = Option(
+    "environment",
+    File(1024),
+    "FILE",
+    usage="a file with these options, which a group can share; see: vhpc environment --help",
+    detail=(
+        "A file with options, as a table of TOML: its keys are the names of the options in this list without "
+        "--vhpc-, such as image, mount or guests-per-node. A value is a string as on the command line; a "
+        "number may be a number, a list an array of strings, and env a table, as in env.OMP_PLACES = "
+        '"cores". An option of the command line or of #SBATCH wins over its variable, and this over the '
+        "file. The file is read when the job is submitted, with the rights of the user; a relative path "
+        "begins at the working directory of the command. `vhpc environment FILE` prints the options, or the "
+        "line that is wrong. At most 64 KiB."
+    ),
+    fields=("environment",),
+    plan="as sbatch --vhpc-environment",
+    reported=True,
+)
+
 SAVE = Option(
     "save",
     OwnImage(),
@@ -328,5 +347,6 @@ OPTIONS = (
     ENV,
     WORKDIR,
     SAVE,
+    ENVIRONMENT,
 )
 """In the order of --help and of the manual."""

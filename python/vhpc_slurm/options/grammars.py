@@ -34,9 +34,11 @@ class Grammar:
 
     Attributes:
         expected: a correct value, in words.
+        in_files: types of values in an environment file.
     """
 
     expected: str
+    in_files: tuple[type, ...] = (str,)
 
     def parse(self, text: str) -> Any:
         """The value of a text.
@@ -49,6 +51,8 @@ class Grammar:
 
 class Count(Grammar):
     """A whole number."""
+
+    in_files = (str, int)
 
     def __init__(self, least: int, most: int, of: str = "") -> None:
         self.least, self.most = least, most
@@ -65,6 +69,8 @@ class Count(Grammar):
 
 class Size(Grammar):
     """A size in MiB, written as Slurm's --mem: a number with the suffix K, M, G or T, without suffix MiB."""
+
+    in_files = (str, int)
 
     def __init__(self, least: int, most: int, example: str) -> None:
         self.least, self.most = least, most
@@ -123,6 +129,8 @@ class Together(NamedTuple):
 
 class Words(Grammar):
     """The word none, or a list of words with commas between them; the value has them in their order here."""
+
+    in_files = (str, list)
 
     def __init__(self, words: tuple[str, ...], refused: tuple[Together, ...], example: str) -> None:
         self.words, self.refused = words, refused
@@ -186,6 +194,8 @@ class Directory(Grammar):
 class Mounts(Grammar):
     """Folders of shares that guests have at second places, with commas between them."""
 
+    in_files = (str, list)
+
     def __init__(self, most: int) -> None:
         self.most = most
         self.expected = (
@@ -204,6 +214,8 @@ class Mounts(Grammar):
 
 class Variables(Grammar):
     """Variables of the environment, with commas between them."""
+
+    in_files = (str, dict)
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -184,6 +184,18 @@ def test_the_lease_records_values_the_user_did_not_choose(
     assert controller.cancelled == []
 
 
+def test_the_lease_names_options_of_an_environment_file(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the plugin's word is the user's to change: names that are no options of this job are left out
+    given = {"ENVIRONMENT": "lab.toml", "ENVIRONMENT_SET": "image,disk,vfs,none", "DISK": "64"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SPANK_VHPC_{name}", value)
+    assert slurmctld.prolog(config) == 0
+    assert controller.opened[0].environment == "lab.toml"
+    assert controller.opened[0].from_file == ("image", "disk")
+
+
 def test_a_job_runs_without_its_image_in_admin_comment(config: Config, controller: Controller) -> None:
     controller.commentable = False
     assert slurmctld.prolog(config) == 0

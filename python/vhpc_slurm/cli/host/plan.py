@@ -16,6 +16,7 @@ from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.host import planview
 from vhpc_slurm.cli.host.planview import NO_JOB
+from vhpc_slurm.cli.jobs import environment
 from vhpc_slurm.cli.options import Json, ThisNode
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
@@ -38,7 +39,7 @@ from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.options import OPTIONS, VFS
+from vhpc_slurm.options import ENVIRONMENT, IMAGE, OPTIONS, VFS
 from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -115,6 +116,8 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Show the plan of Prolog on this node, for a job or for one that you describe; or why it is refused."""
+    if ENVIRONMENT.field in asked and job_id is None:
+        image, asked = with_file(image, asked)
     wishes = (image, cpus, memory, user, chdir, gpus, asked or None)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
@@ -127,6 +130,24 @@ def plan(
         work_dir = chdir or os.getcwd()  # noqa: PTH109
         case = of_wish(config, Wish(image or "", cpus, memory, user, work_dir, gpus, asked), name)
     return show(config, case, xml=xml, as_json=as_json)
+
+
+def with_file(image: str | None, asked: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The image and the values of options, with those of the environment file that the values name.
+
+    Raises:
+        UserError: the file cannot be read, or is wrong.
+    """
+    values, taken = dict(asked), []
+    for option, text in environment.read(asked[ENVIRONMENT.field]):
+        if option is IMAGE and image is None:
+            image = text
+        elif option.fields and option.field not in asked:
+            values |= option.values(text)
+        else:
+            continue
+        taken.append(option.name)
+    return image, {**values, "from_file": tuple(taken)}
 
 
 def of_job(config: Config, job_id: int, node: str) -> PlanInput:

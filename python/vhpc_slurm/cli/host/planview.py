@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.cpulist import format_cpu_list
-from vhpc_slurm.model import GuestPlan, NodePlan, NodeSegment
+from vhpc_slurm.model import GuestPlan, JobRequest, NodePlan, NodeSegment
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable, short_digests
 
@@ -34,6 +34,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
             *([("mounts", case.request.mounts)] if case.request.mounts else []),
             *([("variables", case.request.env)] if case.request.env else []),
             *([("starts in", case.request.start_dir)] if case.request.start_dir else []),
+            *([("from a file", _from_file(case.request))] if case.request.environment else []),
             *([("network", _segment(segment))] if segment else []),
         ]
     )
@@ -47,6 +48,10 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
         )
     for note in (*plan_.notes, *case.notes):
         print(f"note: {printable(note)}")
+
+
+def _from_file(request: JobRequest) -> str:
+    return f"{request.environment}: {', '.join(request.from_file) or 'no option'}"
 
 
 def _memory(case: PlanInput, plan_: NodePlan) -> str:

@@ -85,6 +85,7 @@ def document(found: JobReport) -> dict[str, Any]:
         "created": record.created,
         "updated": record.updated,
         **{field: getattr(request, field) for one in OPTIONS if one.reported for field in one.fields},
+        "from_file": request.from_file,
         "defaults": [{"option": option, "rule": rule} for option, rule in request.defaults],
         "network": _network(lease),
         "nodes": [_node(found, part) for part in lease.allocation.nodes],

@@ -67,6 +67,8 @@ def _asked(request: JobRequest) -> Iterator[tuple[str, str]]:
             and values[option.field] != WITHOUT_OPTIONS[option.field]
         ):
             yield f"--vhpc-{option.name}", option.text(values)
+    if request.from_file:
+        yield "set by its file", ", ".join(request.from_file)
 
 
 def _state(found: JobReport) -> str:
