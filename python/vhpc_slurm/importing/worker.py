@@ -85,6 +85,8 @@ def _limit(request: dict[str, Any]) -> None:
         (resource.RLIMIT_CPU, 2 * request["timeout_s"]),  # of two threads
     ):
         resource.setrlimit(what, (limit, limit))
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # each layer is open while the root is written
 
 
 def _say(value: dict[str, Any]) -> None:

@@ -29,6 +29,14 @@ def test_upper_layers_replace_and_remove(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_an_image_may_have_300_layers(tmp_path: Path) -> None:
+    count = 300
+    tars = [tar("d/", (f"d/{number}", str(number)), ("d/last", str(number))) for number in range(count)]
+    found = listing(*applied(tmp_path, *tars))
+    assert found["d/last"] == str(count - 1)
+    assert [found[f"d/{number}"] for number in range(count)] == [str(number) for number in range(count)]
+
+
 @pytest.mark.parametrize(
     ("upper", "expected"),
     [
