@@ -114,7 +114,7 @@ bool sessions_tick(struct agent *a, long long now);
 
 /* cgroup.c */
 void cgroup_init(struct agent *a);
-int cgroup_make(const struct agent *a, uint32_t session);
+int cgroup_make(const struct agent *a, uint32_t session, uid_t uid, gid_t gid);
 /* Its directory, or -1. */
 int cgroup_open(const struct agent *a, uint32_t session);
 /* In the child: enter the session's cgroup. */

@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <mntent.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@
 
 #include "agent.h"
 
-enum { KILL_ROUNDS = 64 };
+enum { KILL_ROUNDS = 64, NESTED = 16 };
 
 static int write_text(const char *path, const char *text)
 {
@@ -147,13 +148,31 @@ void cgroup_end(struct agent *a)
     (void)rmdir(a->cgroup);
 }
 
-int cgroup_make(const struct agent *a, uint32_t session)
+/*
+ * Give the cgroup to a user, for container engines (admin-guide/cgroup-v2.rst, "Model of
+ * Delegation"): what is moved below it stays in the session.
+ */
+static void delegate(const struct agent *a, uint32_t session, uid_t uid, gid_t gid)
+{
+    static const char *const files[] = {"", "/cgroup.procs", "/cgroup.threads",
+                                        "/cgroup.subtree_control"};
+    char path[4096];
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        session_path(a, session, files[i], path, sizeof path);
+        (void)!chown(path, uid, gid);
+    }
+}
+
+int cgroup_make(const struct agent *a, uint32_t session, uid_t uid, gid_t gid)
 {
     char path[4096];
     if (a->cgroup == NULL)
         return -ENOENT;
     session_path(a, session, "", path, sizeof path);
-    return mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
+    if (mkdir(path, 0755) < 0 && errno != EEXIST)
+        return -errno;
+    delegate(a, session, uid, gid);
+    return 0;
 }
 
 int cgroup_open(const struct agent *a, uint32_t session)
@@ -177,13 +196,22 @@ int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen)
     return write_text(path, frozen ? "1" : "0");
 }
 
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st;
+    (void)at;
+    return type == FTW_DP && rmdir(path) < 0 && errno != ENOENT ? errno : 0;
+}
+
 int cgroup_remove(const struct agent *a, uint32_t session)
 {
     char path[4096];
     session_path(a, session, "", path, sizeof path);
     if (rmdir(path) == 0 || errno == ENOENT)
         return 0;
-    return -errno;
+    /* with those that its programs have made below it */
+    int rc = nftw(path, remove_entry, NESTED, FTW_DEPTH | FTW_PHYS);
+    return rc < 0 ? -errno : -rc;
 }
 
 /* The session in "VHPC_SESSION=ID.AGENT" when AGENT is this one; else 0. */

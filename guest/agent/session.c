@@ -58,7 +58,7 @@ static int begin(struct session *s)
     rc = script_write(&s->spec, &s->script_written);
     if (rc < 0)
         return refuse(s, -rc, "couldn't write the batch script in the guest");
-    s->cgroup_made = cgroup_make(s->agent, s->id) == 0;
+    s->cgroup_made = cgroup_make(s->agent, s->id, s->spec.uid, s->spec.gid) == 0;
     s->started = true;
     rc = task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0, &s->flow,
                     &s->spec);

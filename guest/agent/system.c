@@ -69,6 +69,9 @@ void system_mount_all(void)
         if (mount(p->type, p->path, p->type, p->flags, p->data) < 0)
             (void)fprintf(stderr, "vhpc-agent: cannot mount %s: %s\n", p->path, strerror(errno));
     }
+    /* As with systemd: container engines expect that mounts reach their own namespaces. */
+    if (mount(NULL, "/", NULL, MS_REC | MS_SHARED, NULL) < 0)
+        (void)fprintf(stderr, "vhpc-agent: cannot share mounts: %s\n", strerror(errno));
     link_dev("/proc/self/fd", "/dev/fd");
     link_dev("/proc/self/fd/0", "/dev/stdin");
     link_dev("/proc/self/fd/1", "/dev/stdout");

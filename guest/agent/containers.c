@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: Users run containers in their guests without root */
+#include "containers.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <mntent.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "accounts.h"
+#include "agent.h"
+#include "directory.h"
+#include "file.h"
+
+/* Above the ranges that images have for accounts of their own (100000 and up). */
+enum { FIRST = 524288, RANGE = 65536 };
+
+static bool has_range(const char *path, const char *user)
+{
+    char *line = NULL;
+    size_t size = 0, len = strlen(user);
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    while (f != NULL && !found && getline(&line, &size, f) > 0)
+        found = strncmp(line, user, len) == 0 && line[len] == ':';
+    free(line);
+    if (f != NULL)
+        (void)fclose(f);
+    return found;
+}
+
+static bool any_within(const uint32_t *ids, size_t count, uint32_t first)
+{
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= first && ids[i] - first < RANGE)
+            return true;
+    return false;
+}
+
+int containers_put_range(const char *path, const char *user, const uint32_t *ids, size_t count)
+{
+    uint32_t first = FIRST;
+    char *line = NULL;
+    if (has_range(path, user))
+        return 0;
+    while (any_within(ids, count, first))
+        first += RANGE;
+    if (asprintf(&line, "%s:%u:%d", user, first, RANGE) < 0)
+        return -ENOMEM;
+    int rc = accounts_put(path, user, 0, line); /* no range has the length 0 */
+    free(line);
+    return rc;
+}
+
+static int put_ranges(const struct identity *id)
+{
+    uint32_t *ids = calloc(id->group_count + 2, sizeof *ids);
+    if (ids == NULL)
+        return -ENOMEM;
+    ids[0] = id->uid;
+    ids[1] = id->gid;
+    for (size_t i = 0; i < id->group_count; i++)
+        ids[i + 2] = id->groups[i].gid;
+    int rc = containers_put_range("/etc/subuid", id->user, ids, id->group_count + 2);
+    rc = rc < 0 ? rc : containers_put_range("/etc/subgid", id->user, ids, id->group_count + 2);
+    free(ids);
+    return rc;
+}
+
+/* The directory at which the guest's own disk is mounted; false if there is none. */
+static bool disk_directory(char *path, size_t size)
+{
+    char device[256];
+    bool found = false;
+    FILE *f = system_parameter("vhpc.agent.disk=", device, sizeof device)
+                  ? setmntent("/proc/self/mounts", "re")
+                  : NULL;
+    for (struct mntent *m; f != NULL && (m = getmntent(f)) != NULL;)
+        if (strcmp(m->mnt_fsname, device) == 0)
+            found = (size_t)snprintf(path, size, "%s", m->mnt_dir) < size;
+    if (f != NULL)
+        (void)endmntent(f);
+    return found;
+}
+
+/* podman and buildah read this file in place of that of their package. */
+static int put_storage(const struct identity *id)
+{
+    static const char path[] = "/etc/containers/storage.conf";
+    char disk[PATH_MAX], *text = NULL;
+    if (access("/etc/containers", F_OK) < 0 || access(path, F_OK) == 0)
+        return 0;
+    if (!disk_directory(disk, sizeof disk))
+        (void)snprintf(disk, sizeof disk, "/var/tmp");
+    if (asprintf(&text,
+                 "# Written by vhpc: a home that is a shared folder cannot have files of other "
+                 "users.\n[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\n"
+                 "graphroot = \"/var/lib/containers/storage\"\n"
+                 "rootless_storage_path = \"%s/containers-%u\"\n",
+                 disk, id->uid) < 0)
+        return -ENOMEM;
+    int rc = write_file(path, 0644, text);
+    free(text);
+    return rc;
+}
+
+static int put_runtime_directory(const struct identity *id)
+{
+    char path[64];
+    struct stat st;
+    (void)snprintf(path, sizeof path, "/run/user/%u", id->uid);
+    if (stat(path, &st) == 0)
+        return 0;
+    int rc = directory_make(path, 0755);
+    if (rc == 0 && (chmod(path, 0700) < 0 || chown(path, id->uid, id->gid) < 0))
+        rc = -errno;
+    return rc;
+}
+
+void containers_prepare(const struct identity *id)
+{
+    static const struct {
+        int (*put)(const struct identity *id);
+        const char *what;
+    } parts[] = {
+        {put_ranges, "ids for containers in /etc/subuid and /etc/subgid"},
+        {put_runtime_directory, "/run/user"},
+        {put_storage, "/etc/containers/storage.conf"},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        int rc = parts[i].put(id);
+        if (rc < 0)
+            (void)fprintf(stderr, "vhpc-agent: %s: %s\n", parts[i].what, strerror(-rc));
+    }
+}
