@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""promises.py [--check]: print a page with the promises and defences of each file of tests.
+"""promises.py: print a page with the promises and defences of each file of tests.
 
 Keys begin the items of docs/guarantees.md and docs/threat-model.md.  A Python test names
 its keys with @pytest.mark.promise("KEY", ...), a file of tests in its pytestmark.  A C test and a fuzz target
 have a comment "promise: KEY, ..." in the line above the function, or below the licence for the whole file.
 A star marks tests that run, in whole or in part, in `make check-slow` only.
 
---check prints no page.  Exit status 1: a key has no test, or a test names an unknown key.
+Exit status 1: a key has no test, or a test names an unknown key.
 """
 
 from __future__ import annotations
@@ -132,12 +132,11 @@ def page(root: Path) -> tuple[str, list[str]]:
 
 def main(arguments: list[str]) -> int:
     """Print the page, and what is wrong with the keys."""
-    if arguments not in ([], ["--check"]):
+    if arguments:
         print(__doc__, file=sys.stderr)
         return 2
     text, wrong = page(ROOT)
-    if not arguments:
-        print(text, end="")
+    print(text, end="")
     for line in wrong:
         print(f"promises: {line}", file=sys.stderr)
     return 1 if wrong else 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import mariadb_server
@@ -17,11 +17,20 @@ from fabric_lab import DEFAULT, HAVE_SIMULATOR, NEEDED, SimulatedFabric, simulat
 from mariadb_server import Proxy
 from store_backends import ENGINES, Place, place
 from vhpc_command import Vhpc, publish, two_sockets
-from vhpcd_process import Vhpcd, make
+from vhpcd_process import Vhpcd, ended, make
 
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.node.host import process
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the log of a vhpcd that has ended: other errors follow from that."""
+    report = yield
+    if report.failed:
+        report.sections += [("vhpcd has ended", text) for text in ended()]
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

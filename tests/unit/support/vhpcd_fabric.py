@@ -67,9 +67,6 @@ def a_vhpcd(
     publish(folder / "catalog", manifest(min_memory_mib=1))
     try:
         yield found.start()
-    except BaseException:
-        print("vhpcd:", "ended" if found.process is None else found.process.poll(), found.log)
-        raise
     finally:
         if found.process is not None:
             stop(found.process)

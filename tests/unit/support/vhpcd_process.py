@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from controller_lab import (
@@ -39,7 +40,7 @@ SLURM_USER = "daemon"
 SOURCES = str(Path(__file__).parents[3] / "python")
 
 
-@dataclass
+@dataclass(eq=False)
 class Vhpcd:
     """A vhpcd that can be started and stopped, on its own database, port and catalogue."""
 
@@ -57,10 +58,10 @@ class Vhpcd:
         return ControllerClient(self.config)
 
     def start(self) -> Vhpcd:
-        port = self.config.controller.port
         with (self.folder / "log").open("a") as log:
             self.process = process = self.spawn(log)
-        wait_for(lambda: f"port {port}" in self.log or process.poll() is not None, "vhpcd did not start")
+        _started.add(self)
+        wait_for(lambda: "listens " in self.log or process.poll() is not None, "vhpcd did not start")
         assert process.poll() is None, self.log
         return self
 
@@ -114,6 +115,15 @@ class Vhpcd:
         sealed = self.munge().encode(payload, **how)
         frame = self.raw(frame_of(sealed), end=False)
         return wire.read_answer(wire.unwrap(self.munge().decode(frame[4:]).payload, "answer"))
+
+
+_started: WeakSet[Vhpcd] = WeakSet()
+
+
+def ended() -> list[str]:
+    """Status and log of each vhpcd of a running test that has ended."""
+    found = [(one, one.process.poll()) for one in _started if one.process is not None]
+    return [f"status {status}\n{one.log}" for one, status in found if status is not None]
 
 
 def frame_of(data: bytes) -> bytes:
