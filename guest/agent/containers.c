@@ -88,21 +88,35 @@ static bool disk_directory(char *path, size_t size)
     return found;
 }
 
+static const char storage_head[] =
+    "# Written by vhpc: a home that is a shared folder cannot have files of other users.\n";
+
+/* Whether a file is the image's, and not ours: `vhpc save` takes ours into images, too. */
+static bool is_images(const char *path)
+{
+    char head[sizeof storage_head] = "";
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return errno != ENOENT;
+    bool own = fgets(head, sizeof head, f) != NULL && strcmp(head, storage_head) == 0;
+    (void)fclose(f);
+    return !own;
+}
+
 /* podman and buildah read this file in place of that of their package. */
 static int put_storage(const struct identity *id)
 {
     static const char path[] = "/etc/containers/storage.conf";
     char disk[PATH_MAX], *text = NULL;
-    if (access("/etc/containers", F_OK) < 0 || access(path, F_OK) == 0)
+    if (access("/etc/containers", F_OK) < 0 || is_images(path))
         return 0;
     if (!disk_directory(disk, sizeof disk))
         (void)snprintf(disk, sizeof disk, "/var/tmp");
     if (asprintf(&text,
-                 "# Written by vhpc: a home that is a shared folder cannot have files of other "
-                 "users.\n[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\n"
+                 "%s[storage]\ndriver = \"overlay\"\nrunroot = \"/run/containers/storage\"\n"
                  "graphroot = \"/var/lib/containers/storage\"\n"
                  "rootless_storage_path = \"%s/containers-%u\"\n",
-                 disk, id->uid) < 0)
+                 storage_head, disk, id->uid) < 0)
         return -ENOMEM;
     int rc = write_file(path, 0644, text);
     free(text);
