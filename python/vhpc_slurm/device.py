@@ -28,7 +28,7 @@ class HostdevSource(Record, frozen=True):
 
 
 class DeviceTraits:
-    """What is the same of all devices of a class, on every host.
+    """The properties that all devices of a class share, on every host.
 
     Attributes:
         name: of the class; at most 16 characters.
@@ -181,7 +181,7 @@ class NodeDevices(Record, frozen=True):
 
 
 class VfIdentity(Record, frozen=True):
-    """What a virtual function is on its network.
+    """The identity of a virtual function on its network.
 
     Attributes:
         node_guid, port_guid: of InfiniBand.

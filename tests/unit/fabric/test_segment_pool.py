@@ -83,7 +83,7 @@ def test_a_user_s_jobs_share_a_vlan_and_no_address(tmp_path: Path) -> None:
     assert site.open(3, "n1", uid=2002).vlan == 101
 
 
-def test_without_readable_ports_none_counts_as_seen(tmp_path: Path) -> None:
+def test_ports_that_cannot_be_read_count_as_absent(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1", "n2")
     proof = verify(site.backend, site.snapshot.assignments[0].generation, site.snapshot)

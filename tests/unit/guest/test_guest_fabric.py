@@ -208,7 +208,7 @@ def test_ports_of_guests_are_those_of_lease_and_node() -> None:
     assert expected(a_lease(POLICY, "n1", "n2"), "n2") == (0x0002C90300000201,)
 
 
-def test_a_guest_without_assigned_ports_must_have_none() -> None:
+def test_a_guest_without_assigned_ports_has_no_port() -> None:
     assert expected(a_lease(replace(POLICY, in_guests=False), "n1", "n2"), "n2") == ()
     assert expected(a_lease(replace(POLICY, in_guests=False, ports=None), "n1", "n2"), "n2") == ()
 

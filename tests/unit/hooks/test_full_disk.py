@@ -127,7 +127,7 @@ def test_a_job_on_a_full_disk_is_requeued_and_its_node_stays(
         assert list(journal.generations(layout.journals)) == []
 
 
-def test_some_pages_are_enough_and_none_are_not(node: Node, layout: Layout) -> None:
+def test_a_job_boots_with_some_free_pages_and_not_without(node: Node, layout: Layout) -> None:
     """Or the test above would show little."""
     with mounted(layout.state) as folder:
         layout.journals.mkdir(parents=True)

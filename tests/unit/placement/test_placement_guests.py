@@ -223,7 +223,7 @@ def test_a_guest_needs_a_whole_core() -> None:
 
 
 @pytest.mark.parametrize("guests", [0, -1])
-def test_a_number_of_guests_that_is_none_is_the_users_mistake(guests: int) -> None:
+def test_fewer_guests_than_one_are_the_users_mistake(guests: int) -> None:
     assert isinstance(error(host(), range(8), guests=guests), UserError)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a boot is given, and what it makes; nothing of it changes."""
+"""The input and the results of a boot; they are immutable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Boot(Record, frozen=True):
 
 
 class Common(Record, frozen=True):
-    """What the guests of a node have in common.
+    """The resources that the guests of a node share.
 
     Attributes:
         staged: the image on this node.

@@ -163,7 +163,7 @@ def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> No
     assert quarantine.read_records(rig.layout) == ()
 
 
-def test_a_fault_of_all_vfs_quarantines_none(rig: Rig) -> None:
+def test_a_fault_of_all_vfs_puts_no_vf_into_quarantine(rig: Rig) -> None:
     rig.pci.unload("vfio-pci")
     with pytest.raises(NoVfioError, match="the kernel has no such driver"):
         prepare(rig, lease(vfs(1)))
