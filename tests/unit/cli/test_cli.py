@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_tree import commands
+from command_tree import commands, in_new_python
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
@@ -35,15 +35,9 @@ def test_version_and_help_need_no_optional_parts() -> None:
         " late = ('rich.', 'libvirt', 'msgspec', 'jinja2', 'vhpc_slurm.node', 'vhpc_slurm.controller');"
         " print(sorted(m for m in sys.modules if m.startswith(late)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
-    assert re.search(r"reconcile +Repair what a crash left on this node\.", done.stdout)
+    printed = in_new_python(code)
+    assert printed.splitlines()[-1] == "[]"
+    assert re.search(r"reconcile +Repair what a crash left on this node\.", printed)
 
 
 def test_version(vhpc: Vhpc) -> None:

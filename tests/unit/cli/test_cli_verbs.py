@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import typing
-from pathlib import Path
 
-from command_tree import commands
-
-ROOT = Path(__file__).parents[3]
+from command_tree import commands, in_new_python
 
 
 def test_lists_of_groups_have_the_first_sentence_of_each_help() -> None:
@@ -32,16 +27,10 @@ def test_a_verb_imports_no_module_of_another() -> None:
         "import sys; from vhpc_slurm.cli.main import main; main(['image', 'names', '--help']);"
         " print(sorted(m for m in sys.modules if m.startswith(('vhpc_slurm.cli.', 'vhpc_slurm.controller'))))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    printed = in_new_python(code)
     shared = ("context", "main", "options", "output", "progress", "verbs")
     expected = [f"vhpc_slurm.cli.{name}" for name in (*shared, "images", "images.names")]
-    assert done.stdout.splitlines()[-1] == str(sorted(expected))
+    assert printed.splitlines()[-1] == str(sorted(expected))
 
 
 def test_help_of_verbs_needs_no_optional_parts() -> None:
@@ -50,15 +39,8 @@ def test_help_of_verbs_needs_no_optional_parts() -> None:
         "import sys; sys.modules |= dict.fromkeys(('libvirt', 'uvicorn', 'starlette', 'pyslurm'));"
         " from command_tree import commands; print(len(commands()))"
     )
-    path = f"{ROOT}/python:{ROOT}/tests/unit/support"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) > 50
+    printed = in_new_python(code)
+    assert int(printed) > 50
 
 
 def test_no_command_needs_a_newer_typer_than_debian_has() -> None:

@@ -3,73 +3,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import sqlite3
 import subprocess
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
-from controller_lab import Alone, allocation, identity, request
+from lease_keys import KeyVhpcd, take
 from msgspec.structs import force_setattr
 from network_lab import lease_of, running_of
 
-from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.assembly import assemble
 from vhpc_slurm.controller.leases import ssh_keys
-from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.model import Lease, LeaseState, SshKeys
+from vhpc_slurm.model import LeaseState, SshKeys
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of
 from vhpc_slurm.node.network import plan
 from vhpc_slurm.node.resource.job_network import JobNetwork
-from vhpc_slurm.slurm import connect
 
 JOB = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099)
 KEYS = SshKeys("SECRET-HOST", "ssh-ed25519 host", "SECRET-USER", "ssh-ed25519 user")
 have_tool = pytest.mark.skipif(
     shutil.which("ssh-keygen", path=ssh_keys.SEARCH) is None, reason="apt install openssh-client"
 )
-
-
-class Vhpcd:
-    """vhpcd's parts over a database, without its process."""
-
-    def __init__(self, database: Path) -> None:
-        self.database = database
-        self.store = SqliteStore(database)
-        self.alone = Alone(self.store, NoNetwork(), reserve_mib=0, job_network=JOB)
-
-    def open(self, *nodes: str, **asked: Any) -> Lease:
-        return self.alone.open(request(42, **asked), allocation(*nodes), identity(0)).lease
-
-    def run(self, *bodies: wire.Request) -> list[Any]:
-        """Answers to requests that are sent at the same time."""
-
-        async def all_of() -> list[Any]:
-            vhpcd = assemble(Config(network=JOB), self.alone.leases, NoNetwork(), connect(Config()))
-            try:
-                return await asyncio.gather(*(vhpcd.requests.answer(body) for body in bodies))
-            finally:
-                vhpcd.close()
-
-        return asyncio.run(all_of())
-
-    def secrets(self) -> int:
-        """Rows with keys, as any reader of the file sees them."""
-        with sqlite3.connect(self.database) as db:
-            (count,) = db.execute("SELECT count(*) FROM ssh_key").fetchone()
-        return int(count)
-
-
-def take(node: str) -> wire.GetLease:
-    return wire.GetLease(job_id=42, restart=None, node=node, wait_s=1.0)
 
 
 @pytest.fixture
@@ -89,19 +48,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[SshKeys]:
 
 
 def test_all_nodes_that_take_the_lease_get_the_same_keys(tmp_path: Path, made: list[SshKeys]) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", JOB)
     vhpcd.open("n1", "n2", "n3")
     answers = vhpcd.run(take("n1"), take("n2"), take("n3"))
     assert [answer.ssh for answer in answers] == [made[0]] * 3
     assert len(made) == 1
     vhpcd.store.close()
-    again = Vhpcd(tmp_path / "leases")
+    again = KeyVhpcd(tmp_path / "leases", JOB)
     assert again.run(take("n2"))[0].ssh == made[0], "after a restart, too"
 
 
 @pytest.mark.promise("attack.ssh-keys")
 def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path, made: list[SshKeys]) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", JOB)
     lease = vhpcd.open("n1", "n2")
     vhpcd.run(take("n1"))
     look = wire.GetLease(job_id=42, restart=None, node="n1", wait_s=0.0)
@@ -119,21 +78,21 @@ def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path, made: l
 @pytest.mark.promise("attack.ssh-keys")
 @pytest.mark.parametrize("end", ["ended", "requeued", "pruned"])
 def test_keys_are_deleted_when_the_generation_ends(tmp_path: Path, made: list[SshKeys], end: str) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", JOB)
     lease = vhpcd.open("n1", "n2")
     vhpcd.run(take("n1"))
-    assert vhpcd.secrets() == 1
+    assert vhpcd.secrets("ssh_key") == 1
     if end == "requeued":
         vhpcd.open("n1", "n2", restart=1)
     else:
         vhpcd.alone.end(42, None)
-    assert vhpcd.secrets() == 0
+    assert vhpcd.secrets("ssh_key") == 0
     vhpcd.alone.leases.nodes.keep_ssh_keys(lease.generation, made[0])
-    assert vhpcd.secrets() == 0, "a late request stores nothing"
+    assert vhpcd.secrets("ssh_key") == 0, "a late request stores nothing"
 
 
 def test_jobs_without_a_network_or_other_guests_have_no_keys(tmp_path: Path, made: list[SshKeys]) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", JOB)
     vhpcd.open("n1", "n2", network="none")
     assert vhpcd.run(take("n1"))[0].ssh is None
     vhpcd.open("n1", restart=1)
@@ -147,7 +106,7 @@ def test_a_host_without_ssh_keygen_starts_jobs_without_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_keys, "SEARCH", "/nonexistent")
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", JOB)
     vhpcd.open("n1", "n2")
     (answer,) = vhpcd.run(take("n1"))
     assert (answer.lease.state, answer.ssh) == (LeaseState.READY, None)

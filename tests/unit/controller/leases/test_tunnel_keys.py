@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import sqlite3
 import sys
 from dataclasses import replace
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
-from controller_lab import Alone, allocation, identity, request
+from controller_lab import allocation, identity, request
 from hypothesis import given
 from hypothesis import strategies as st
+from lease_keys import KeyVhpcd, take
 from network_lab import VNI, lease_of, plan_of
 
 from vhpc_slurm.cli.host.checks import Level, network, services
@@ -24,54 +23,16 @@ from vhpc_slurm.cli.host.planview import _segment
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.assembly import assemble
 from vhpc_slurm.controller.leases import tunnel_keys
-from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.wire_types import LeaseWire, Wire
 from vhpc_slurm.errors import FabricError, NodeError
-from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, NodeSegment, SshKeys, Tunnel, TunnelKeyPairs, TunnelKeys
 from vhpc_slurm.node.network import firewall, plan, probe, segment, tools, tunnel
 from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.slurm import connect
 
 SITE = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099, encryption="wireguard")
-
-
-class Vhpcd:
-    """vhpcd's parts over a database, without its process."""
-
-    def __init__(self, database: Path, site: Network = SITE) -> None:
-        self.database, self.site = database, site
-        self.store = SqliteStore(database)
-        self.alone = Alone(self.store, NoNetwork(), reserve_mib=0, job_network=site)
-
-    def open(self, *nodes: str, **asked: Any) -> Lease:
-        return self.alone.open(request(42, **asked), allocation(*nodes), identity(0)).lease
-
-    def run(self, *bodies: wire.Request) -> list[Any]:
-        """Answers to requests that are sent at the same time."""
-
-        async def all_of() -> list[Any]:
-            vhpcd = assemble(Config(network=self.site), self.alone.leases, NoNetwork(), connect(Config()))
-            try:
-                return await asyncio.gather(*(vhpcd.requests.answer(body) for body in bodies))
-            finally:
-                vhpcd.close()
-
-        return asyncio.run(all_of())
-
-    def secrets(self) -> int:
-        """Rows with keys, as any reader of the file sees them."""
-        with sqlite3.connect(self.database) as db:
-            (count,) = db.execute("SELECT count(*) FROM tunnel_key").fetchone()
-        return int(count)
-
-
-def take(node: str) -> wire.GetLease:
-    return wire.GetLease(job_id=42, restart=None, node=node, wait_s=1.0)
 
 
 def is_key(text: str) -> bool:
@@ -82,7 +43,7 @@ def is_key(text: str) -> bool:
 
 
 def test_each_node_gets_its_own_private_key_and_all_public_ones(tmp_path: Path) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     lease = vhpcd.open("n1", "n2", "n3")
     assert lease.segment is not None
     assert lease.segment.tunnel_port == 20480
@@ -92,7 +53,7 @@ def test_each_node_gets_its_own_private_key_and_all_public_ones(tmp_path: Path) 
     assert {one.public_keys for one in keys} == {keys[0].public_keys}
     assert all(is_key(key) for one in keys for key in (one.private_key, *one.public_keys))
     vhpcd.store.close()
-    again = Vhpcd(tmp_path / "leases")
+    again = KeyVhpcd(tmp_path / "leases", SITE)
     assert again.run(take("n2"))[0].tunnel == keys[1], "after a restart, too"
 
 
@@ -107,7 +68,7 @@ def test_public_keys_belong_to_the_private_ones() -> None:
 
 @pytest.mark.promise("attack.tunnel-key")
 def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     vhpcd.open("n1", "n2")
     (taken,) = vhpcd.run(take("n1"))
     look = wire.GetLease(job_id=42, restart=None, node="n1", wait_s=0.0)
@@ -120,36 +81,36 @@ def test_keys_are_in_no_list_and_in_no_look_at_the_lease(tmp_path: Path) -> None
 @pytest.mark.promise("attack.tunnel-key")
 @pytest.mark.parametrize("end", ["ended", "requeued"])
 def test_keys_are_deleted_when_the_generation_ends(tmp_path: Path, end: str) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     lease = vhpcd.open("n1", "n2")
     vhpcd.run(take("n1"))
-    assert vhpcd.secrets() == 1
+    assert vhpcd.secrets("tunnel_key") == 1
     if end == "requeued":
         vhpcd.open("n1", "n2", restart=1)
     else:
         vhpcd.alone.end(42, None)
-    assert vhpcd.secrets() == 0
+    assert vhpcd.secrets("tunnel_key") == 0
     assert vhpcd.alone.leases.nodes.keep_tunnel_keys(lease.generation, tunnel_keys.make(2)) is None
-    assert vhpcd.secrets() == 0, "a late request stores nothing"
+    assert vhpcd.secrets("tunnel_key") == 0, "a late request stores nothing"
 
 
 def test_jobs_without_another_node_or_encryption_have_no_keys(tmp_path: Path) -> None:
-    vhpcd = Vhpcd(tmp_path / "one")
+    vhpcd = KeyVhpcd(tmp_path / "one", SITE)
     vhpcd.open("n1", guests_per_node=2)
     assert vhpcd.run(take("n1"))[0].tunnel is None
-    plain = Vhpcd(tmp_path / "plain", msgspec.structs.replace(SITE, encryption="none"))
+    plain = KeyVhpcd(tmp_path / "plain", msgspec.structs.replace(SITE, encryption="none"))
     lease = plain.open("n1", "n2")
     assert lease.segment is not None
     assert lease.segment.tunnel_port == 0
     assert plain.run(take("n1"))[0].tunnel is None
-    assert (vhpcd.secrets(), plain.secrets()) == (0, 0)
+    assert (vhpcd.secrets("tunnel_key"), plain.secrets("tunnel_key")) == (0, 0)
 
 
 def test_a_host_that_cannot_make_keys_gives_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imported = {name for name in sys.modules if name.split(".")[0] == "cryptography"}
     for name in {"cryptography", *imported}:
         monkeypatch.setitem(sys.modules, name, None)
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     vhpcd.open("n1", "n2")
     (answer,) = vhpcd.run(take("n1"))
     assert isinstance(answer, wire.Failure)
@@ -160,7 +121,7 @@ def test_a_host_that_cannot_make_keys_gives_no_lease(tmp_path: Path, monkeypatch
 
 
 def test_a_lease_that_ends_meanwhile_has_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     vhpcd.open("n1", "n2")
     monkeypatch.setattr(vhpcd.alone.leases.nodes, "keep_tunnel_keys", lambda *_: None)
     (answer,) = vhpcd.run(take("n1"))
@@ -180,11 +141,11 @@ class OldAnswer(Wire, frozen=True, tag="lease"):
 
 @pytest.mark.promise("net.wireguard-only")
 def test_older_nodes_read_other_leases_and_refuse_encrypted_ones(tmp_path: Path) -> None:
-    plain = Vhpcd(tmp_path / "plain", msgspec.structs.replace(SITE, encryption="none"))
+    plain = KeyVhpcd(tmp_path / "plain", msgspec.structs.replace(SITE, encryption="none"))
     plain.open("n1", "n2")
     sent = msgspec.json.encode(plain.run(take("n1"))[0])
     assert msgspec.json.decode(sent, type=OldAnswer).lease.generation
-    vhpcd = Vhpcd(tmp_path / "leases")
+    vhpcd = KeyVhpcd(tmp_path / "leases", SITE)
     vhpcd.open("n1", "n2")
     with pytest.raises(msgspec.ValidationError, match="unknown field `tunnel`"):
         msgspec.json.decode(msgspec.json.encode(vhpcd.run(take("n1"))[0]), type=OldAnswer)
@@ -326,7 +287,7 @@ def test_doctor_checks_that_vhpcds_host_makes_keys() -> None:
 
 
 def test_ready_leases_only_have_tunnels(tmp_path: Path) -> None:
-    vhpcd = Vhpcd(tmp_path / "leases", msgspec.structs.replace(SITE, exhausted="refuse", vni_last=5000))
+    vhpcd = KeyVhpcd(tmp_path / "leases", msgspec.structs.replace(SITE, exhausted="refuse", vni_last=5000))
     vhpcd.open("n1", "n2")
     vhpcd.alone.open(request(43), allocation("n1", "n2"), identity(0))
     refused = wire.GetLease(job_id=43, restart=None, node="n1", wait_s=1.0)
