@@ -9,6 +9,7 @@
 
 #include "accounting.h"
 #include "agent.h"
+#include "containers.h"
 #include "fabric.h"
 #include "hostfile.h"
 #include "identity.h"
@@ -288,6 +289,14 @@ static int ask_reach(struct session *s, const struct request *r, char *text, siz
     return rc;
 }
 
+static int set_identity(const struct agent *a, const struct identity *id, char *text, size_t size)
+{
+    int rc = identity_apply(a, id, text, size);
+    if (rc == 0 && a->system && id->user != NULL)
+        containers_prepare(id);
+    return rc;
+}
+
 /* 0 or -errno with one line in text; *later: the reply is sent later. */
 static int perform(struct session *s, struct request *r, char *text, size_t size, bool *later)
 {
@@ -295,7 +304,7 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
     int rc;
     switch (r->op) {
     case VHPC_OP_IDENTITY:
-        return identity_apply(a, &r->who, text, size);
+        return set_identity(a, &r->who, text, size);
     case VHPC_OP_MOUNT:
         if (r->mount_tag == NULL || r->mount_path == NULL)
             break;

@@ -20,7 +20,6 @@
 
 #include "accounts.h"
 #include "agent.h"
-#include "containers.h"
 #include "devnodes.h"
 #include "directory.h"
 #include "file.h"
@@ -242,8 +241,6 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
         return complain(rc, text, size, "cannot write /etc/group: %s", strerror(-rc));
     if (id->user != NULL && (rc = apply_user(id)) < 0)
         return complain(rc, text, size, "cannot create the user's account: %s", strerror(-rc));
-    if (id->user != NULL)
-        containers_prepare(id);
     if (id->timezone != NULL && (rc = apply_timezone(id)) < 0)
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
     if ((rc = apply_commands(id)) < 0)

@@ -12,7 +12,6 @@
 #include "accounts.h"
 #include "agent.h"
 #include "check.h"
-#include "containers.h"
 #include "devnodes.h"
 #include "directory.h"
 #include "file.h"
@@ -72,27 +71,6 @@ static void an_account_of_the_same_name_is_replaced(void **state)
     put_file("root:x:0:0:::\nalice:x:1000:1000:::\nalice2:x:1001:1001:::\n");
     assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001:::"), 0);
     expect_file("root:x:0:0:::\nalice2:x:1001:1001:::\nalice:*:2001:2001:::\n");
-}
-
-static void a_user_gets_a_range_outside_of_the_own_ids(void **state)
-{
-    static const uint32_t ids[] = {589824, 2001, 524288 + 65535};
-    (void)state;
-    put_file("ubuntu:100000:65536\nalice2:165536:65536");
-    assert_int_equal(containers_put_range(file, "alice", ids, 1), 0);
-    expect_file("ubuntu:100000:65536\nalice2:165536:65536\nalice:524288:65536\n");
-    put_file("");
-    assert_int_equal(containers_put_range(file, "alice", ids, 3), 0);
-    expect_file("alice:655360:65536\n");
-}
-
-static void a_range_of_the_image_stays(void **state)
-{
-    static const uint32_t id = 2001;
-    (void)state;
-    put_file("alice:100000:65536\n");
-    assert_int_equal(containers_put_range(file, "alice", &id, 1), 0);
-    expect_file("alice:100000:65536\n");
 }
 
 static void an_account_of_the_same_id_stays_behind_ours(void **state)
@@ -394,9 +372,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(an_absent_account_is_appended, setup, teardown),
         cmocka_unit_test_setup_teardown(an_account_of_the_same_name_is_replaced, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_user_gets_a_range_outside_of_the_own_ids, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(a_range_of_the_image_stays, setup, teardown),
         cmocka_unit_test_setup_teardown(an_account_of_the_same_id_stays_behind_ours, setup,
                                         teardown),
         cmocka_unit_test(shares_are_not_mounted_over_the_system),
