@@ -20,9 +20,11 @@
 
 #include "accounts.h"
 #include "agent.h"
+#include "commands.h"
 #include "devnodes.h"
 #include "directory.h"
 #include "file.h"
+#include "imageenv.h"
 
 static int complain(int number, char *text, size_t size, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -205,11 +207,8 @@ static int apply_timezone(const struct identity *id)
     return write_file(name_file, 0644, line);
 }
 
-/*
- * Names of Slurm commands become links to this binary, which runs them on the host. Files of the
- * image stay.
- */
-static int apply_commands(const struct identity *id)
+/* Slurm's commands are this binary, also where the image has its own. */
+static int apply_commands(const struct agent *a, const struct identity *id)
 {
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -219,13 +218,11 @@ static int apply_commands(const struct identity *id)
     if ((mkdir("/usr", 0755) < 0 && errno != EEXIST) ||
         (mkdir("/usr/bin", 0755) < 0 && errno != EEXIST)) /* images of busybox may have only /bin */
         return -errno;
-    for (size_t i = 0; i < id->command_count; i++) {
-        char path[128];
-        (void)snprintf(path, sizeof path, "/usr/bin/%s", id->commands[i]);
-        if (symlink(self, path) < 0 && errno != EEXIST)
-            return -errno;
-    }
-    return 0;
+    const char *of_image = a->image_env != NULL ? image_env_get(a->image_env, "PATH") : NULL;
+    if (of_image != NULL)
+        commands_cover(self, of_image, id->commands, id->command_count);
+    commands_cover(self, COMMANDS_PATH, id->commands, id->command_count);
+    return commands_link(self, "/usr/bin", id->commands, id->command_count);
 }
 
 int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size)
@@ -243,7 +240,7 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
         return complain(rc, text, size, "cannot create the user's account: %s", strerror(-rc));
     if (id->timezone != NULL && (rc = apply_timezone(id)) < 0)
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
-    if ((rc = apply_commands(id)) < 0)
+    if ((rc = apply_commands(a, id)) < 0)
         return complain(rc, text, size, "cannot link the host's commands: %s", strerror(-rc));
     return 0;
 }

@@ -138,6 +138,15 @@ int image_env_load(struct image_env *e, const char *path, image_env_add *content
     return rc;
 }
 
+const char *image_env_get(const struct image_env *e, const char *name)
+{
+    size_t len = strlen(name);
+    for (size_t i = e->count; i > 0; i--) /* the last one wins */
+        if (strncmp(e->entries[i - 1], name, len) == 0 && e->entries[i - 1][len] == '=')
+            return e->entries[i - 1] + len + 1;
+    return NULL;
+}
+
 int image_env_apply(const struct image_env *e, struct execspec *spec)
 {
     size_t value = sizeof MARK - 1;

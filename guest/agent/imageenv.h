@@ -37,6 +37,8 @@ typedef int image_env_add(struct image_env *e, const char *data, size_t len);
 image_env_add image_env_add_list, image_env_add_lines;
 /* Read a file and add it; one that does not exist has no variables. 0 or -errno. */
 int image_env_load(struct image_env *e, const char *path, image_env_add *content);
+/* The value of a variable, NULL if it is not set. */
+const char *image_env_get(const struct image_env *e, const char *name);
 /* 0 or -ENOMEM. */
 int image_env_apply(const struct image_env *e, struct execspec *spec);
 void image_env_free(struct image_env *e);

@@ -20,6 +20,7 @@
 #include "imageenv.h"
 #include "reach.h"
 #include "pmix.h"
+#include "rootfiles.h"
 #include "version.h"
 
 enum { TICK_MS = 50, GRACE_MS = 1000 };
@@ -29,6 +30,7 @@ static const char usage[] =
     "                  [--topology-file PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
     "       vhpc-agent --forward PORT [--task N]\n"
+    "       vhpc-agent --root-files COMMAND [ARG...]\n"
     "\n"
     "Runs programs for the host in this guest. As PID 1 it also mounts the file\n"
     "systems that a guest needs, reaps orphans and powers the guest off.\n"
@@ -44,6 +46,7 @@ static const char usage[] =
     "  --call NAME         run the command NAME on the host, as a link NAME to this binary does\n"
     "  --forward PORT      connect to this TCP port for `vhpc forward`, which is at the other end\n"
     "                      of standard input and output; --task: only in this task of the step\n"
+    "  --root-files COMMAND  run a command in the guest's root as it is below all mounts (root)\n"
     "  --help, --version\n";
 
 static short want_input(struct source *s)
@@ -286,6 +289,8 @@ int main(int argc, char **argv)
         command_main(argc - 2, argv + 2, argv[2]);
     if (!agent.is_init && argc > 1 && strcmp(argv[1], "--forward") == 0)
         return forward_main(argc - 1, argv + 1);
+    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--root-files") == 0)
+        return rootfiles_main(argv + 2);
     if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
         command_main(argc, argv, name);
     /* The kernel passes parameters of its command line that it does not know to PID 1. */

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "commands.h"
 #include "file.h"
 
 #define PRIVATE_HEAD "-----BEGIN OPENSSH PRIVATE KEY-----\n"
@@ -166,7 +167,7 @@ static short want_connections(struct source *source)
 static _Noreturn void become_sshd(const struct agent *a, int link)
 {
     static char config[] = SSH_FOLDER "/sshd_config";
-    static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    static char path[] = "PATH=" COMMANDS_PATH;
     char *const argv[] = {SSH_DAEMON, "-i", "-e", "-f", config, NULL};
     char *const envp[] = {path, NULL};
     const struct rlimit unlimited = {RLIM_INFINITY, RLIM_INFINITY};

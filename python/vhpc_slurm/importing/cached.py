@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,13 @@ from vhpc_slurm.model import ImageRef
 SLUG_SIZE = 48
 
 
-def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[str], None]) -> str:
+def image_of(
+    images: Images,
+    source: Source,
+    catalog: Path,
+    progress: Callable[[str], None],
+    commands: Sequence[str] = (),
+) -> str:
     """``own/NAME:TAG@sha256:…`` of a source; it is imported, or pulled, if the catalogue does not have it.
 
     It has it if the source states the digest of its content (a container does, a tar or a folder
@@ -42,6 +48,7 @@ def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[
         source: what the user named.
         catalog: the user's own.
         progress: gets a line for each step.
+        commands: as for ``import_image``.
 
     Raises:
         UserError: the source is refused, or the catalogue cannot be changed.
@@ -64,7 +71,7 @@ def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[
             return f"{target.label}@{known}"
         if source.kind == "docker":
             source = replace(source, digest=digest)
-        done = import_image(images, source, target, catalog, "", progress)
+        done = import_image(images, source, target, catalog, "", progress, commands=commands)
         progress(f"{source} is {target.label} now")
     return f"{target.label}@{done.digest}"
 

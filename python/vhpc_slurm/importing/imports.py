@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,8 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
 from vhpc_slurm.importing.keptdrivers import kept
 from vhpc_slurm.importing.offer import look, refuse_image
+from vhpc_slurm.importing.origin import created, date, origin
+from vhpc_slurm.importing.owncommands import COMMANDS_LABEL, covered_label
 from vhpc_slurm.importing.process import OF_VHPC
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
@@ -43,8 +44,6 @@ OWN_INIT_MEMORY_MIB = 512
 """Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
 """Labels of imported images: the image that gave the kernel; the digest that a registry was asked for."""
-EPOCH_DIGITS = 11
-"""Of SOURCE_DATE_EPOCH: until the year 5138."""
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a source."""
 
@@ -93,6 +92,7 @@ def import_image(
     kernel: str,
     progress: Callable[[str], None],
     labels: Mapping[str, str] = MappingProxyType({}),
+    commands: Sequence[str] = (),
 ) -> Imported:
     """Import a source into a catalogue.
 
@@ -104,6 +104,8 @@ def import_image(
         kernel: image of the site whose kernel and initrd the image gets; empty: the site's choice.
         progress: gets a line for each step.
         labels: of the image, in addition to those of the container.
+        commands: names of commands that run on the host, ``host.commands``: files of the image with these
+            names are told and noted, because guests cover them.
 
     Raises:
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
@@ -113,7 +115,7 @@ def import_image(
     check_source(source)
     with _made_in(catalog, target) as folder:
         fields = partial(_imported, base, source, labels)
-        return _make(images, source, base, target, catalog, folder, fields, progress)
+        return _make(images, source, base, target, catalog, folder, fields, progress, commands)
 
 
 def save_files(
@@ -124,6 +126,7 @@ def save_files(
     target: ImageRef,
     catalog: Path,
     progress: Callable[[str], None],
+    commands: Sequence[str] = (),
 ) -> Imported:
     """Make an image of all files of a guest; what else it has is that of the guest's image.
 
@@ -135,6 +138,7 @@ def save_files(
         target: name of the new image.
         catalog: where to put it; made if it does not exist.
         progress: gets a line for each step.
+        commands: as for ``import_image``.
 
     Raises:
         UserError: the tar is refused, or the catalogue cannot be changed; and the errors of ``files``.
@@ -143,7 +147,7 @@ def save_files(
         tar = folder / "files.tar"
         files(tar)
         fields = partial(_saved, parent, source)
-        return _make(images, Source("tar", tar), parent, target, catalog, folder, fields, progress)
+        return _make(images, Source("tar", tar), parent, target, catalog, folder, fields, progress, commands)
 
 
 def check_source(source: Source) -> None:
@@ -170,6 +174,7 @@ def _make(
     folder: Path,
     fields: Callable[[dict[str, Any]], dict[str, Any]],
     progress: Callable[[str], None],
+    commands: Sequence[str],
 ) -> Imported:
     """Let the worker read a source, and publish the result; ``folder`` is that of ``_made_in``.
 
@@ -185,6 +190,7 @@ def _make(
         "max_memory": MEMORY_MAX,
         "timeout_s": images.import_timeout_s,
         "cmdline": base.manifest.cmdline,
+        "commands": list(commands),
     }
     found = run_worker(
         _local(source, folder, images, progress), out, request, images.import_timeout_s, progress, _boot(base)
@@ -329,13 +335,14 @@ def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[
     given = given if isinstance(given, dict) else {}
     labels = {key: text for key, text in given.items() if not key.startswith(OF_VHPC)} | dict(own)
     labels[KERNEL_LABEL] = str(base.image)
+    labels |= covered_label(found)
     if source.digest:
         labels[REGISTRY_LABEL] = source.digest
     return _own_system(base, found.get("own")) | {
         "description": f"imported from {source.label}"[:1024],
         "labels": labels,
         "process": msgspec.to_builtins(process),
-        "provenance": _origin("vhpc image import", "", source.label, found, _created(found)),
+        "provenance": origin("vhpc image import", "", source.label, found, created(found)),
     }
 
 
@@ -359,38 +366,9 @@ def _own_system(base: Parent, own: object) -> dict[str, Any]:
 
 def _saved(parent: Parent, source: str, found: dict[str, Any]) -> dict[str, Any]:
     """Values of the saved files of a guest for their manifest."""
+    kept_labels = {key: text for key, text in parent.manifest.labels.items() if key != COMMANDS_LABEL}
     return {
+        "labels": kept_labels | covered_label(found),
         "description": f"{source}, which ran {parent.image.ref.label}"[:1024],
-        "provenance": _origin("vhpc save", parent.image.digest, source, found, _date(time.time())),
-    }
-
-
-def _created(found: dict[str, Any]) -> str:
-    """The time of an imported image; the same source must give the same digest at any time.
-
-    It is that of SOURCE_DATE_EPOCH, or when the container was made, or empty.
-
-    Raises:
-        UserError: SOURCE_DATE_EPOCH is no time.
-    """
-    wanted = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if not wanted:
-        return str(found.get("created") or "")
-    if not (wanted.isascii() and wanted.isdecimal() and len(wanted) <= EPOCH_DIGITS):
-        why = f"SOURCE_DATE_EPOCH is {wanted[:40]!r}, seconds since 1970 are expected"
-        raise UserError("cannot import an image", why)
-    return _date(int(wanted))
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _origin(builder: str, parent: str, source: str, found: dict[str, Any], created: str) -> dict[str, Any]:
-    return {
-        "builder": builder,
-        "created": created,
-        "parent": parent,
-        "source": source,
-        "source_digest": found.get("digest") or "",
+        "provenance": origin("vhpc save", parent.image.digest, source, found, date(time.time())),
     }

@@ -113,6 +113,13 @@ class Tree:
         """The node at a path; links on the way are followed, a link at its end is not."""
         return self._lookup(path, parts(path))
 
+    def find_file(self, path: str) -> Node | None:
+        """The node at a path; all links are followed. None also if there are too many of them."""
+        try:
+            return self._follow(path, parts(path), None)
+        except RefusedError:
+            return None
+
     def link(self, path: str, target: str, layer: int) -> None:
         """Add another name of a file.
 

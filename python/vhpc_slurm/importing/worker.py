@@ -24,6 +24,7 @@ from vhpc_slurm.importing.artifact import describe
 from vhpc_slurm.importing.diskformat import VIRTUAL_MAX
 from vhpc_slurm.importing.layers import Budget
 from vhpc_slurm.importing.listing import ROOT, write_listing
+from vhpc_slurm.importing.owncommands import own_commands, told
 from vhpc_slurm.importing.process import put_files
 from vhpc_slurm.importing.source import DISKS
 from vhpc_slurm.importing.taking import check_type, read_container, take
@@ -128,6 +129,10 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         "created": taken.created,
         "labels": taken.labels,
     }
+    path = (taken.process.get("environment") or {}).get("PATH", "")
+    found["own_commands"] = own_commands(tree, request["commands"], path)
+    if line := told(found["own_commands"]):
+        _step(line)
     hashed = request.get("verity")
     if taken.bootable:
         found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)

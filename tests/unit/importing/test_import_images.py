@@ -325,7 +325,8 @@ def test_an_import_keeps_the_drivers_that_the_sites_initrd_loads(site: Site) -> 
 
 
 def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
-    site.result = GOOD | {"labels": {"org.opencontainers.image.version": "1.2", "a": "container"}}
+    given = {"org.opencontainers.image.version": "1.2", "a": "container"}
+    site.result = GOOD | {"labels": given, "own_commands": ["/usr/bin/srun", "/bin/squeue"]}
     ref, source = ImageRef.parse("mine"), Source.parse(str(site.source))
     import_image(site.images, source, ref, site.own, "", lambda _: None, {"a": "user", "team/owner": "x"})
     manifest = site.manifest()
@@ -333,6 +334,7 @@ def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
         "org.opencontainers.image.version": "1.2",
         "a": "user",
         "team/owner": "x",
+        "vhpc/covered-commands": "/usr/bin/srun, /bin/squeue",
         "vhpc/kernel-image": f"base:latest@{site.kernel}",
     }
 

@@ -26,7 +26,7 @@ from vhpc_slurm.model import ImageRef
 def resolve_source(config: Config, source: str) -> str:
     """The image of a source in the caller's own catalogue, imported if need be; errors as ``image_of``."""
     catalog = own_catalog(config.images, context.user_name())
-    return image_of(config.images, Source.parse(source), catalog.path, progress)
+    return image_of(config.images, Source.parse(source), catalog.path, progress, config.host.commands)
 
 
 def resolve(
@@ -98,7 +98,8 @@ def import_(
     if variant and parsed.kind not in INDEXED:
         forms = "docker://NAME, oci:DIR and oci-archive:FILE"
         raise UserError(f"{parsed} has no variants", f"--variant is for {forms}", "leave it out")
-    found = import_image(config.images, parsed, ref, where.path, kernel, progress, _labels(label or ()))
+    own, commands = _labels(label or ()), config.host.commands
+    found = import_image(config.images, parsed, ref, where.path, kernel, progress, own, commands)
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
     if as_json:

@@ -24,6 +24,7 @@ from vhpc_slurm.cli import context, options, output
 from vhpc_slurm.cli.options import CatalogFolder, ImageArgument, Json, Own
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.importing.owncommands import COMMANDS_LABEL
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.layout import Layout
@@ -150,6 +151,7 @@ def _more(whole: Manifest) -> list[tuple[str, str]]:
         ("builder", origin.builder),
         ("source", " ".join(filter(None, (origin.source, origin.source_digest)))),
         ("parent", origin.parent),
+        ("covered", whole.labels.get(COMMANDS_LABEL, "")),
         ("labels", ", ".join(f"{key}={text}" for key, text in whole.labels.items())),
         ("root hash", f"{whole.verity.algorithm}:{whole.verity.root_hash}" if whole.verity else ""),
     ]

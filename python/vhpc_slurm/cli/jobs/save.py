@@ -13,6 +13,7 @@ import msgspec
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import Owner, catalog_for, resolve_for
 from vhpc_slurm.cli import context, options, output
+from vhpc_slurm.cli.jobs.forward import AGENT
 from vhpc_slurm.cli.options import CatalogFolder, JobId, Json, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
@@ -39,11 +40,13 @@ elif command -v sudo >/dev/null; then root="sudo -n"
 else echo "the image has no sudo, so the files of root cannot be read" >&2; exit 1
 fi
 command -v tar >/dev/null || {{ echo "the image has no tar" >&2; exit 1; }}
-$root tar --create --file=- --format=posix --directory=/ --one-file-system --numeric-owner --sort=name \\
-    --xattrs --xattrs-include=security.capability --xattrs-include='user.*' --warning=no-file-changed \\
-    --anchored {" ".join(f"--exclude='{path}'" for path in OF_THE_JOB)} . || [ $? = 1 ]
+$root {AGENT} --root-files tar --create --file=- --format=posix --one-file-system --numeric-owner \\
+    --sort=name --xattrs --xattrs-include=security.capability --xattrs-include='user.*' \\
+    --warning=no-file-changed --anchored \\
+    {" ".join(f"--exclude='{path}'" for path in OF_THE_JOB)} . || [ $? = 1 ]
 """
-"""Writes all files of the root to standard output; status 1 of tar: a file changed meanwhile."""
+"""Writes all files of the root, but nothing that is mounted over them, to standard output; status 1 of tar: a
+file changed meanwhile."""
 
 
 def save(
@@ -64,7 +67,7 @@ def save(
             _copy(out, tar, config.images.import_max_mib << 20, progress)
 
     source = f"saved from job {job_id}"
-    found = save_files(config.images, files, parent, source, ref, where.path, progress)
+    found = save_files(config.images, files, parent, source, ref, where.path, progress, config.host.commands)
     if as_json:
         output.write_json(msgspec.to_builtins(found) | {"parent": parent.image.digest})
     else:

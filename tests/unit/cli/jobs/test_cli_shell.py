@@ -52,7 +52,7 @@ def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     image = f"own/debian:latest@sha256:{'12' * 32}"
 
-    def image_of(_images: Images, source: Source, catalog: Path, _progress: object) -> str:
+    def image_of(_images: Images, source: Source, catalog: Path, _progress: object, _names: object) -> str:
         seen.extend((str(source), str(catalog)))
         return image
 
