@@ -198,7 +198,7 @@ static void watch_boot(spank_t spank)
     static char *argv[1024];
     bool first = word[0] == '\0';
 
-    if (first && (!vhpc_own_arguments(text, sizeof text, argv, sizeof argv / sizeof argv[0]) ||
+    if (first && (vhpc_own_arguments(text, sizeof text, argv, sizeof argv / sizeof argv[0]) == 0 ||
                   !vhpc_somebody_waits(program_invocation_short_name, argv, getenv("VHPC_QUIET"),
                                        STDERR_FILENO) ||
                   !vhpc_waiter_word(word)))

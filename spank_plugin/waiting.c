@@ -34,28 +34,26 @@ bool vhpc_somebody_waits(const char *program, char *const *argv, const char *qui
     return true;
 }
 
-bool vhpc_own_arguments(char *text, size_t size, char **argv, size_t count)
+int vhpc_own_arguments(char *text, size_t size, char **argv, size_t count)
 {
     int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t used = 0;
     size_t words = 0;
     ssize_t n = 1;
 
+    argv[0] = NULL;
     if (fd < 0)
-        return false;
-    while (used < size - 1 && (n = read(fd, text + used, size - 1 - used)) > 0)
+        return 0;
+    while (used < size && (n = read(fd, text + used, size - used)) > 0)
         used += (size_t)n;
     (void)close(fd);
-    if (n != 0)
-        return false;
-    text[used] = '\0';
-    for (size_t at = 0; at < used; at += strlen(text + at) + 1) {
-        if (words == count - 1)
-            return false;
+    /* an argument that is not whole is left out */
+    while (used > 0 && text[used - 1] != '\0')
+        used--;
+    for (size_t at = 0; at < used && words < count - 1; at += strlen(text + at) + 1)
         argv[words++] = text + at;
-    }
     argv[words] = NULL;
-    return true;
+    return (int)words;
 }
 
 bool vhpc_waiter_word(char word[VHPC_WAITER_SIZE])

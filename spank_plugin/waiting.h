@@ -15,8 +15,11 @@
  * quiet. */
 bool vhpc_somebody_waits(const char *program, char *const *argv, const char *quiet, int fd);
 
-/* The arguments of this process; NULL at their end. False if there are too many to read. */
-bool vhpc_own_arguments(char *text, size_t size, char **argv, size_t count);
+/*
+ * The first arguments of this process, as many as there is room for; NULL at their end. Returns how
+ * many, 0 if they cannot be read.
+ */
+int vhpc_own_arguments(char *text, size_t size, char **argv, size_t count);
 
 /* A random word by which vhpcd finds the job; false if there is none. */
 bool vhpc_waiter_word(char word[VHPC_WAITER_SIZE]);

@@ -22,7 +22,9 @@ int environment_set(struct agent *a, const struct buf *list, const char *start_d
         return 0;
     if (a->image_env == NULL)
         a->image_env = &without_image;
+    const size_t before = a->image_env->count;
     int rc = image_env_add_list(a->image_env, (const char *)buf_head(list), list->len);
+    a->image_env->users = a->image_env->count - before;
     if (rc == 0 && start_dir != NULL && (a->start_dir = strdup(start_dir)) == NULL)
         rc = -ENOMEM;
     a->has_user_env = rc == 0;

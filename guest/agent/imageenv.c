@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "slurm_args.h"
+
 #define MARK "VHPC_IMAGE_ENVIRONMENT="
 
 /* Variables that say who and where the job is; an image cannot know them. */
@@ -138,6 +140,22 @@ int image_env_load(struct image_env *e, const char *path, image_env_add *content
     return rc;
 }
 
+void image_env_load_all(struct image_env *e)
+{
+    static const struct {
+        const char *path;
+        image_env_add *content;
+        const char *rule;
+    } files[] = {{IMAGE_ENV_LIST, image_env_add_list, "each entry must be NAME=VALUE"},
+                 {IMAGE_ENV_LINES, image_env_add_lines, "each line must be NAME=VALUE"}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        int rc = image_env_load(e, files[i].path, files[i].content);
+        if (rc < 0)
+            (void)fprintf(stderr, "vhpc-agent: %s is not used: %s\n", files[i].path,
+                          rc == -EINVAL ? files[i].rule : strerror(-rc));
+    }
+}
+
 const char *image_env_get(const struct image_env *e, const char *name)
 {
     size_t len = strlen(name);
@@ -147,7 +165,46 @@ const char *image_env_get(const struct image_env *e, const char *name)
     return NULL;
 }
 
-int image_env_apply(const struct image_env *e, struct execspec *spec)
+struct yielding {
+    const struct image_env *e;
+    struct execspec *spec;
+};
+
+static void yield_one(void *arg, const char *name, size_t len, bool has_value)
+{
+    const struct yielding *y = arg;
+    char *prefix = has_value ? strndup(name, len + 1) : NULL;
+    if (prefix == NULL)
+        return;
+    prefix[len] = '\0';
+    const char *now = execspec_getenv(y->spec, prefix);
+    const char *was = image_env_get(y->e, prefix);
+    prefix[len] = '=';
+    if (now != NULL && was != NULL && strcmp(now, was) == 0)
+        execspec_drop_env(y->spec, prefix);
+    free(prefix);
+}
+
+void image_env_yield(const struct image_env *e, const char *exported, struct execspec *spec)
+{
+    struct yielding y = {.e = e, .spec = spec};
+    slurm_export_read(exported, yield_one, &y);
+}
+
+/* Whether a list NAME,NAME... has the name of an entry. */
+static bool is_listed(const char *list, const char *entry)
+{
+    size_t len = strcspn(entry, "=");
+    for (const char *p = list; p != NULL && *p != '\0'; p += strspn(p, ",")) {
+        size_t word = strcspn(p, ",");
+        if (word == len && strncmp(p, entry, len) == 0)
+            return true;
+        p += word;
+    }
+    return false;
+}
+
+static int apply(const struct image_env *e, const char *named, struct execspec *spec)
 {
     size_t value = sizeof MARK - 1;
     char name[sizeof MARK];
@@ -158,6 +215,8 @@ int image_env_apply(const struct image_env *e, struct execspec *spec)
     int rc = 0;
     for (size_t i = 0; i < e->count && rc == 0; i++) {
         const char *entry = e->entries[i];
+        if (i < e->count - e->users && is_listed(named, entry))
+            continue;
         size_t length = strcspn(entry, "=") + 1;
         char *prefix = strndup(entry, length);
         if (prefix == NULL)
@@ -168,6 +227,18 @@ int image_env_apply(const struct image_env *e, struct execspec *spec)
     }
     execspec_drop_env(spec, MARK);
     return rc < 0 ? rc : execspec_add_env(spec, e->mark);
+}
+
+int image_env_apply(const struct image_env *e, struct execspec *spec)
+{
+    const char *listed = execspec_getenv(spec, IMAGE_ENV_EXPORTED);
+    char *named = listed != NULL ? strdup(listed) : NULL;
+    if (listed != NULL && named == NULL)
+        return -ENOMEM;
+    execspec_drop_env(spec, IMAGE_ENV_EXPORTED "=");
+    int rc = e != NULL ? apply(e, named, spec) : 0;
+    free(named);
+    return rc;
 }
 
 void image_env_free(struct image_env *e)

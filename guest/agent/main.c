@@ -256,25 +256,6 @@ static void raise_file_limit(void)
     (void)setrlimit(RLIMIT_NOFILE, &files);
 }
 
-static void load_image_env(struct agent *a)
-{
-    static struct image_env e;
-    static const struct {
-        const char *path;
-        image_env_add *content;
-        const char *rule;
-    } files[] = {{IMAGE_ENV_LIST, image_env_add_list, "each entry must be NAME=VALUE"},
-                 {IMAGE_ENV_LINES, image_env_add_lines, "each line must be NAME=VALUE"}};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        int rc = image_env_load(&e, files[i].path, files[i].content);
-        if (rc < 0)
-            (void)fprintf(stderr, "vhpc-agent: %s is not used: %s\n", files[i].path,
-                          rc == -EINVAL ? files[i].rule : strerror(-rc));
-    }
-    if (e.count > 0)
-        a->image_env = &e;
-}
-
 int main(int argc, char **argv)
 {
     static struct agent agent = {.system = true,
@@ -306,7 +287,9 @@ int main(int argc, char **argv)
             agent.sysfs = sysfs;
     }
     if (agent.system) {
-        load_image_env(&agent);
+        static struct image_env image_env;
+        image_env_load_all(&image_env);
+        agent.image_env = image_env.count > 0 ? &image_env : NULL;
         system_prevent_thrashing();
     }
     fill_hello(&agent);

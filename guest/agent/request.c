@@ -9,6 +9,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "imageenv.h"
 #include "scriptfile.h"
 #include "shared.h"
 #include "slurm_args.h"
@@ -24,8 +25,9 @@ _Noreturn static void refuse(const char *program, const char *what, const char *
 
 struct reading {
     const char *program;
-    const char *chdir; /* --chdir */
-    bool wraps;        /* --wrap */
+    const char *chdir;    /* --chdir */
+    const char *exported; /* --export */
+    bool wraps;           /* --wrap */
     bool is_multi_prog;
     bool is_bcast;
 };
@@ -66,6 +68,8 @@ static void see_option(void *arg, const char *name, const char *value)
     bool is_srun = strcmp(r->program, "srun") == 0;
     if (strcmp(name, "chdir") == 0)
         r->chdir = value;
+    if (strcmp(name, "export") == 0)
+        r->exported = value;
     r->wraps = r->wraps || strcmp(name, "wrap") == 0;
     r->is_multi_prog = r->is_multi_prog || strcmp(name, "multi-prog") == 0;
     r->is_bcast = r->is_bcast || strcmp(name, "bcast") == 0;
@@ -226,6 +230,12 @@ static int describe_srun(int argc, char **argv, struct execspec *spec)
         if (path != NULL && !path_is_shared(path))
             refuse("srun", "--bcast: ", path, local_file);
         free(path);
+    }
+    if (r.exported != NULL) {
+        struct image_env image = {0};
+        image_env_load_all(&image);
+        image_env_yield(&image, r.exported, spec);
+        image_env_free(&image);
     }
     int rc = pass_folder(&r, spec);
     return rc < 0 ? rc : add_all(spec, argv + 1);

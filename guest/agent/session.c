@@ -44,7 +44,7 @@ static int begin(struct session *s)
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
         fabric_environment(s->agent->fabric, &s->spec) < 0)
         return -ENOMEM;
-    if (s->agent->image_env != NULL && image_env_apply(s->agent->image_env, &s->spec) < 0)
+    if (image_env_apply(s->agent->image_env, &s->spec) < 0)
         return -ENOMEM;
     if (topology_environment(s->agent, &s->spec) < 0 ||
         network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include <strings.h>
 
 struct option {
     const char *name;
@@ -316,4 +317,39 @@ int slurm_args_read(enum slurm_program program, int argc, char *const argv[],
         }
     }
     return argc;
+}
+
+/* As Slurm's find_quote_token: a comma in quotes separates nothing. */
+static size_t export_word(const char *text)
+{
+    bool single = false, twice = false;
+    size_t len = 0;
+    for (; text[len] != '\0' && (text[len] != ',' || single || twice); len++) {
+        single = single != (text[len] == '\'');
+        twice = twice != (text[len] == '"');
+    }
+    return len;
+}
+
+static bool is_keyword(const char *word, size_t len)
+{
+    static const char *const keywords[] = {"ALL", "NONE", "NIL"};
+    for (size_t i = 0; i < COUNT(keywords); i++)
+        if (strlen(keywords[i]) == len && strncasecmp(word, keywords[i], len) == 0)
+            return true;
+    return false;
+}
+
+void slurm_export_read(const char *value, slurm_name_seen *named, void *arg)
+{
+    for (const char *word = value; *word != '\0'; word += *word == ',') {
+        size_t len = export_word(word);
+        bool quoted = len > 1 && (*word == '\'' || *word == '"') && word[len - 1] == *word;
+        const char *first = quoted ? word + 1 : word, *end = quoted ? word + len - 1 : word + len;
+        const char *equals = memchr(first, '=', (size_t)(end - first));
+        size_t name = (size_t)((equals != NULL ? equals : end) - first);
+        if (name > 0 && !is_keyword(first, name))
+            named(arg, first, name, equals != NULL);
+        word += len;
+    }
 }

@@ -7,6 +7,7 @@
 #define VHPC_SLURM_ARGS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 enum slurm_program { SLURM_SBATCH, SLURM_SALLOC, SLURM_SRUN };
 
@@ -27,5 +28,11 @@ struct slurm_reader {
 /* Returns the index of the script or the command; argc without a script or command. */
 int slurm_args_read(enum slurm_program program, int argc, char *const argv[],
                     const struct slurm_reader *reader);
+
+/* A variable that --export names, as NAME or as NAME=VALUE; name need not end after len. */
+typedef void slurm_name_seen(void *arg, const char *name, size_t len, bool has_value);
+
+/* Reads a value of --export; ALL, NONE and NIL are no names. */
+void slurm_export_read(const char *value, slurm_name_seen *named, void *arg);
 
 #endif

@@ -128,6 +128,62 @@ static void the_image_wins_once(void **state)
     image_env_free(&next);
 }
 
+static void add_all(struct execspec *spec, const char *const *entries)
+{
+    for (; *entries != NULL; entries++)
+        assert_int_equal(execspec_add_env(spec, *entries), 0);
+}
+
+/* promise: image.export */
+static void names_of_the_users_export_win(void **state)
+{
+    static const char *const host[] = {"RETRY=2000", "RETRY_2=leaked", "PATH=/host",
+                                       "MODE=mine",  "COLOR=mine",     NULL};
+    static const char of_user[] = "COLOR=of --vhpc-env";
+    struct execspec spec = {0}, next = {0};
+    struct image_env e;
+    (void)state;
+    assert_int_equal(parsed(&e, "RETRY=1\nRETRY_2=1\nPATH=/opt\nMODE=x\nUNSET=x"), 0);
+    assert_int_equal(image_env_add_list(&e, of_user, sizeof of_user), 0);
+    e.users = 1;
+    add_all(&spec, host);
+    assert_int_equal(execspec_add_env(&spec, IMAGE_ENV_EXPORTED "=COLOR,RETRY,MODE,UNSET"), 0);
+    assert_int_equal(image_env_apply(&e, &spec), 0);
+    assert_string_equal(execspec_getenv(&spec, "RETRY"), "2000");
+    assert_string_equal(execspec_getenv(&spec, "RETRY_2"), "1");
+    assert_string_equal(execspec_getenv(&spec, "PATH"), "/opt");
+    assert_string_equal(execspec_getenv(&spec, "MODE"), "mine");
+    assert_null(execspec_getenv(&spec, "UNSET")); /* srun --export=UNSET where it is not set */
+    assert_string_equal(execspec_getenv(&spec, "COLOR"), "of --vhpc-env");
+    assert_null(execspec_getenv(&spec, IMAGE_ENV_EXPORTED));
+
+    /* without an image's environment the list goes, too */
+    assert_int_equal(execspec_add_env(&next, IMAGE_ENV_EXPORTED "=A"), 0);
+    assert_int_equal(image_env_apply(NULL, &next), 0);
+    assert_null(execspec_getenv(&next, IMAGE_ENV_EXPORTED));
+    execspec_free(&spec);
+    execspec_free(&next);
+    image_env_free(&e);
+}
+
+/* promise: image.export */
+static void values_of_the_image_yield_to_sruns_option(void **state)
+{
+    static const char *const now[] = {"RETRY=1", "SCRIPTS=changed", "KEPT=1", "OTHER=1", NULL};
+    struct execspec spec = {0};
+    struct image_env e;
+    (void)state;
+    assert_int_equal(parsed(&e, "RETRY=1\nSCRIPTS=1\nKEPT=1\nREMOVED=1"), 0);
+    add_all(&spec, now);
+    image_env_yield(&e, "ALL,RETRY=2000,SCRIPTS=2000,KEPT,OTHER=2,REMOVED=3", &spec);
+    assert_null(execspec_getenv(&spec, "RETRY"));
+    assert_string_equal(execspec_getenv(&spec, "SCRIPTS"), "changed"); /* as Slurm does */
+    assert_string_equal(execspec_getenv(&spec, "KEPT"), "1");
+    assert_string_equal(execspec_getenv(&spec, "OTHER"), "1");
+    execspec_free(&spec);
+    image_env_free(&e);
+}
+
 static void a_file_is_read(void **state)
 {
     char folder[] = "/tmp/imageenvXXXXXX", path[64];
@@ -159,6 +215,8 @@ int main(void)
         cmocka_unit_test(variables_of_the_job_stay),
         cmocka_unit_test(other_lines_are_refused),
         cmocka_unit_test(the_image_wins_once),
+        cmocka_unit_test(names_of_the_users_export_win),
+        cmocka_unit_test(values_of_the_image_yield_to_sruns_option),
         cmocka_unit_test(a_file_is_read),
         cmocka_unit_test(entries_of_a_list_become_variables),
     };

@@ -11,10 +11,12 @@ import re
 import pytest
 from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, highest, strings, values
 
+from vhpc_slurm.cli.jobs import forward
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import LEAST_MTU, Network
 from vhpc_slurm.domain import boot
 from vhpc_slurm.domain.plain import PORT_NAME
+from vhpc_slurm.importing import owncommands
 from vhpc_slurm.node.boot import helpers
 from vhpc_slurm.node.guest import channel, peers, wire
 from vhpc_slurm.node.network import nat, segment
@@ -54,6 +56,19 @@ def group(constants: dict[str, int], block: str, prefix: str) -> dict[str, int]:
     """The enumerators between ``enum block {`` and its end, without their prefix."""
     (body,) = re.findall(rf"^enum {block} \{{\n(.*?)^\}};", PROTOCOL, re.MULTILINE | re.DOTALL)
     return {name.removeprefix(prefix): constants[name] for name in ENUMERATOR.findall(body)}
+
+
+def test_the_variable_with_names_of_export_is_one() -> None:
+    """The plugin sets it, the agent reads it."""
+    name = re.compile(r'^#define (?:VHPC|IMAGE)_ENV_EXPORTED "(\w+)"', re.MULTILINE)
+    texts = ((PLUGIN / "exported.h").read_text(), (AGENT / "imageenv.h").read_text())
+    assert [name.findall(text) for text in texts] == [["SLURM_VHPC_EXPORTED"]] * 2
+
+
+def test_folders_of_covered_commands_agree() -> None:
+    found = strings((AGENT / "commands.h").read_text())
+    assert found["COMMANDS_PATH"].split(":") == list(owncommands.FOLDERS)
+    assert owncommands.AGENT == forward.AGENT
 
 
 # --- the guest channel -------------------------------------------------------
