@@ -12,6 +12,7 @@
 #include "agent.h"
 #include "hostfile.h"
 #include "imageenv.h"
+#include "locales.h"
 #include "network.h"
 #include "reach.h"
 #include "ssh.h"
@@ -44,7 +45,8 @@ static int begin(struct session *s)
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
         fabric_environment(s->agent->fabric, &s->spec) < 0)
         return -ENOMEM;
-    if (image_env_apply(s->agent->image_env, &s->spec) < 0)
+    if (image_env_apply(s->agent->image_env, &s->spec) < 0 ||
+        (s->agent->system && locales_replace_missing(&s->spec, LOCALES_FOLDER) < 0))
         return -ENOMEM;
     if (topology_environment(s->agent, &s->spec) < 0 ||
         network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)
