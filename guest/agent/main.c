@@ -31,6 +31,7 @@ static const char usage[] =
     "       vhpc-agent --call NAME [ARG...]\n"
     "       vhpc-agent --forward PORT [--task N]\n"
     "       vhpc-agent --root-files COMMAND [ARG...]\n"
+    "       vhpc-agent --forward-to PROGRAM [ARG...]\n"
     "\n"
     "Runs programs for the host in this guest. As PID 1 it also mounts the file\n"
     "systems that a guest needs, reaps orphans and powers the guest off.\n"
@@ -47,6 +48,7 @@ static const char usage[] =
     "  --forward PORT      connect to this TCP port for `vhpc forward`, which is at the other end\n"
     "                      of standard input and output; --task: only in this task of the step\n"
     "  --root-files COMMAND  run a command in the guest's root as it is below all mounts (root)\n"
+    "  --forward-to PROGRAM  start this program for `vhpc ssh`, in the same way\n"
     "  --help, --version\n";
 
 static short want_input(struct source *s)
@@ -272,6 +274,8 @@ int main(int argc, char **argv)
         return forward_main(argc - 1, argv + 1);
     if (!agent.is_init && argc > 2 && strcmp(argv[1], "--root-files") == 0)
         return rootfiles_main(argv + 2);
+    if (!agent.is_init && argc > 1 && strcmp(argv[1], "--forward-to") == 0)
+        return forward_to_main(argc - 1, argv + 1);
     if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
         command_main(argc, argv, name);
     /* The kernel passes parameters of its command line that it does not know to PID 1. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Channels of `vhpc forward`: one for each connection to a TCP port of this guest. */
+/* Channels of `vhpc forward` and `vhpc ssh`: one for each connection to a TCP port or a program. */
 #ifndef VHPC_FORWARD_CHANNEL_H
 #define VHPC_FORWARD_CHANNEL_H
 
@@ -30,7 +30,8 @@ struct forward {
     struct forward_channel channel[FORWARD_CHANNELS];
     uint32_t last; /* highest id that was opened */
     uint16_t port;
-    /* A socket that connects to address number `try` of the port (0, 1, ...), or -errno. */
+    char **program; /* with its arguments, in place of a port */
+    /* A socket that connects to address number `try` (0, 1, ...), or -errno. */
     int (*dial)(const struct forward *, unsigned try);
     const char *why; /* of -EPROTO */
     bool ended;      /* the host has closed its end */

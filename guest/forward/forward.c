@@ -17,9 +17,16 @@
 
 #include "frame.h"
 
-enum { READ_MAX = 65536, UNREAD_MAX = 1 << 22, EXIT_USAGE = 2, TCP_STATE_LISTEN = 0x0a };
+enum {
+    READ_MAX = 65536,
+    UNREAD_MAX = 1 << 22,
+    EXIT_USAGE = 2,
+    EXIT_NO_PROGRAM = 127,
+    TCP_STATE_LISTEN = 0x0a
+};
 
-static const char usage[] = "usage: vhpc-agent --forward PORT [--task N]\n";
+static const char usage[] = "usage: vhpc-agent --forward PORT [--task N]\n"
+                            "       vhpc-agent --forward-to PROGRAM [ARG...]\n";
 
 int forward_dial(const struct forward *f, unsigned try)
 {
@@ -43,6 +50,33 @@ int forward_dial(const struct forward *f, unsigned try)
         return rc;
     }
     return fd;
+}
+
+_Noreturn static void become(char **program, int connection)
+{
+    (void)signal(SIGPIPE, SIG_DFL);
+    (void)signal(SIGCHLD, SIG_DFL);
+    if (dup2(connection, STDIN_FILENO) >= 0 && dup2(connection, STDOUT_FILENO) >= 0)
+        (void)execv(program[0], program);
+    (void)fprintf(stderr, "vhpc-agent: cannot start %s: %s\n", program[0], strerror(errno));
+    _exit(EXIT_NO_PROGRAM);
+}
+
+int forward_start(const struct forward *f, unsigned try)
+{
+    int ends[2];
+    if (try > 0)
+        return -ENOENT;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+        return -errno;
+    pid_t child = fork();
+    int rc = child < 0 ? -errno : ends[0];
+    if (child == 0)
+        become(f->program, ends[1]);
+    (void)close(ends[1]);
+    if (rc < 0)
+        (void)close(ends[0]);
+    return rc;
 }
 
 bool forward_listens(const char *path, uint16_t port)
@@ -113,8 +147,8 @@ static void output_ready(struct source *s, short revents)
 static int say_hello(struct forward *f)
 {
     uint8_t raw[FORWARD_FRAME_MAX], hello[4];
-    bool listens =
-        forward_listens("/proc/net/tcp", f->port) || forward_listens("/proc/net/tcp6", f->port);
+    bool listens = f->program != NULL || forward_listens("/proc/net/tcp", f->port) ||
+                   forward_listens("/proc/net/tcp6", f->port);
     put_le16(hello, FORWARD_VERSION);
     put_le16(hello + 2, listens ? 1 : 0);
     struct forward_frame frame = {.type = FORWARD_HELLO, .length = sizeof hello, .payload = hello};
@@ -170,5 +204,17 @@ int forward_main(int argc, char **argv)
     if (is_other_task(task))
         return 0;
     forward.port = (uint16_t)port;
+    return serve(&forward);
+}
+
+int forward_to_main(int argc, char **argv)
+{
+    static struct forward forward = {.dial = forward_start};
+    if (argc < 2) {
+        (void)fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+    forward.program = argv + 1;
+    (void)signal(SIGCHLD, SIG_IGN); /* the kernel reaps programs */
     return serve(&forward);
 }

@@ -292,6 +292,64 @@ static void a_server_is_found_in_the_kernels_table(void **state)
     assert_int_equal(close(fd), 0);
 }
 
+/* The next frame of a program, which takes a moment to start. */
+static struct forward_frame answer_of_program(void)
+{
+    struct forward_frame frame = answer();
+    for (int turns = 0; turns < 500 && frame.type == 0; turns++)
+        frame = answer();
+    return frame;
+}
+
+static void a_program_has_the_connection_as_its_standard_streams(void **state)
+{
+    char *echo[] = {"/bin/sh", "-c", "read line; echo \"got $line\"; cat; exit 3", NULL};
+    char text[16] = "";
+    size_t len = 0;
+    (void)state;
+    f.dial = forward_start;
+    f.program = echo;
+    open_one(1);
+    assert_int_equal(give(FORWARD_DATA, 1, "a\nb", 3), 0);
+    assert_int_equal(give(FORWARD_EOF, 1, NULL, 0), 0);
+    struct forward_frame frame = answer_of_program();
+    for (; frame.type == FORWARD_DATA; frame = answer_of_program()) {
+        assert_true(len + frame.length < sizeof text);
+        memcpy(text + len, frame.payload, frame.length);
+        len += frame.length;
+    }
+    assert_int_equal(frame.type, FORWARD_EOF);
+    assert_string_equal(text, "got a\nb");
+    assert_int_equal(f.channel[0].id, 0);
+    assert_int_equal(forward_start(&f, 1), -ENOENT);
+}
+
+static void a_program_ends_with_its_channel(void **state)
+{
+    char *cat[] = {"/bin/cat", NULL}, status[1];
+    int end[2];
+    (void)state;
+    /* the program alone has the other end of this pipe */
+    assert_int_equal(pipe(end), 0);
+    f.dial = forward_start;
+    f.program = cat;
+    open_one(1);
+    (void)close(end[1]);
+    assert_int_equal(give_number(FORWARD_CLOSE, 1, ECONNRESET), 0);
+    assert_int_equal(read(end[0], status, sizeof status), 0);
+    (void)close(end[0]);
+}
+
+static void a_program_that_is_missing_is_the_end_of_its_channel(void **state)
+{
+    char *missing[] = {"/nonexistent", NULL};
+    (void)state;
+    f.dial = forward_start;
+    f.program = missing;
+    open_one(1);
+    assert_int_equal(answer_of_program().type, FORWARD_EOF);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, begin, finish)
@@ -307,6 +365,9 @@ int main(void)
         CASE(what_the_protocol_does_not_permit_is_refused),
         CASE(a_channel_ends_once),
         CASE(a_server_is_found_in_the_kernels_table),
+        CASE(a_program_has_the_connection_as_its_standard_streams),
+        CASE(a_program_ends_with_its_channel),
+        CASE(a_program_that_is_missing_is_the_end_of_its_channel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
