@@ -54,8 +54,9 @@ int forward_dial(const struct forward *f, unsigned try)
 
 _Noreturn static void become(char **program, int connection)
 {
-    (void)signal(SIGPIPE, SIG_DFL);
-    (void)signal(SIGCHLD, SIG_DFL);
+    /* Of this program, and of a shell that has started it in the background. */
+    for (int number = 1; number < NSIG; number++)
+        (void)signal(number, SIG_DFL);
     if (dup2(connection, STDIN_FILENO) >= 0 && dup2(connection, STDOUT_FILENO) >= 0)
         (void)execv(program[0], program);
     (void)fprintf(stderr, "vhpc-agent: cannot start %s: %s\n", program[0], strerror(errno));

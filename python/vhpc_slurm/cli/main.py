@@ -14,7 +14,7 @@ import typer
 from vhpc_slurm import __version__
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.progress import end as end_progress
-from vhpc_slurm.cli.verbs import PASS_OPTIONS, Group, Verb, print_help
+from vhpc_slurm.cli.verbs import PASS_ALL, PASS_OPTIONS, Group, Verb, print_help
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.terminal import one_line
 
@@ -33,6 +33,8 @@ VERBS = (
     Verb("shell", "jobs.shell:shell", short_help="Start a shell in a guest.", settings=PASS_OPTIONS),
     Verb("save", "jobs.save:save", short_help="Make an image of a running job's guest."),
     Verb("forward", "jobs.forward:forward", short_help="Reach a port of a guest from this host."),
+    Verb("ssh", "jobs.ssh:ssh", short_help="Open an ssh session in a guest.", settings=PASS_ALL),
+    Verb("ssh-config", "jobs.ssh:ssh_config", short_help="Let scp, rsync and editors reach a guest."),
     Verb("cp", "jobs.cp:cp", short_help="Copy files into a guest or out of it."),
     Verb("environment", "jobs.environment:environment", short_help="Print the options of a file for sbatch."),
     Verb("complete", "complete:complete", hidden=True, settings={"ignore_unknown_options": True}),

@@ -17,6 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 
 PASS_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a verb that passes unknown options on to another program."""
+PASS_ALL = PASS_OPTIONS | {"allow_interspersed_args": False}
+"""The same for a verb that passes all on that follows its arguments, such as a command with options."""
 
 
 class Verb(TyperCommand):

@@ -9,11 +9,8 @@ import contextlib
 import ipaddress
 import os
 import re
-import signal
 import socket
 import stat
-import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +21,12 @@ import typer
 from vhpc_slurm import slurm
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import jobguest
-from vhpc_slurm.cli.jobs.forwardframes import ForwardError
-from vhpc_slurm.cli.jobs.forwarding import READ_MAX, Forwarding
-from vhpc_slurm.cli.jobs.jobguest import GuestOfNode, JobGuest
+from vhpc_slurm.cli.jobs.forwarding import Forwarding
+from vhpc_slurm.cli.jobs.jobguest import GuestOfNode, JobGuest, NodeOfJob
+from vhpc_slurm.cli.jobs.steprelay import AGENT, ended, relay, say, too_old
 from vhpc_slurm.cli.options import JobId
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.slurm.port import NoSuchJobError
-from vhpc_slurm.slurm.steps import Step
 
-AGENT = "/run/vhpc/vhpc-agent"
-"""The agent in guests (guest/init/newroot.h)."""
-HELLO_S = 120.0
-"""How long a step may take to start."""
-END_S = 5.0
-"""How long Slurm may take to say that a job has ended whose step has."""
 LOOPBACK = "127.0.0.1"
 BACKLOG = 64
 
@@ -101,12 +90,6 @@ class Door:
         return "; all hosts that reach this address can connect to it"
 
 
-NodeOfJob = Annotated[
-    str | None,
-    typer.Option("--node", metavar="NODE", help="Node of the guest; default that of the batch script."),
-]
-
-
 def forward(
     job_id: JobId,
     ports: Annotated[
@@ -148,16 +131,12 @@ def forward(
         place = jobguest.find(slurm.user_jobs(config), job_id, node, guest)
         step = place.start("vhpc-forward", [AGENT, "--forward", str(wanted.guest), "--task", str(place.task)])
         try:
-            asyncio.run(_relay(step, listener, place, wanted.guest, door))
-            return _ended(step, place)
+            asyncio.run(relay(step, place, _connections(listener, place, wanted.guest, door)))
+            return ended(step, place, lambda lines: too_old(lines, "forward ports"))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None  # SIGTERM and SIGHUP end it as Ctrl-C does
         finally:
             step.end()
-
-
-def _say(line: str) -> None:
-    print(f"vhpc: {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -200,53 +179,23 @@ def _remove(path: Path, inode: int) -> None:
             path.unlink()
 
 
-async def _relay(step: Step, listener: socket.socket, place: JobGuest, port: int, door: Door) -> None:
-    """Relay until the output of the step ends."""
-    loop, own = asyncio.get_running_loop(), asyncio.current_task()
-    assert own is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, own.cancel)
-    output = asyncio.StreamReader(limit=READ_MAX)
-    await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(os.dup(step.stdout.fileno()))
-    )
-    reader = asyncio.StreamReader()
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader),
-        os.fdopen(os.dup(step.stdin.fileno()), "wb", buffering=0),
-    )
-    forwarding = Forwarding(asyncio.StreamWriter(transport, protocol, reader, loop), _say)
-    reading = asyncio.create_task(forwarding.run(output))
-    server = None
-    try:
-        try:
-            async with asyncio.timeout(HELLO_S):
-                listens = await forwarding.hello
-        except asyncio.CancelledError:
-            if not reading.done():
-                raise  # Ctrl-C
-            return await reading
+def _connections(
+    listener: socket.socket, place: JobGuest, port: int, door: Door
+) -> Callable[[Forwarding, bool], Awaitable[None]]:
+    """A function that relays connections to the listener until it is cancelled."""
+
+    async def serve(forwarding: Forwarding, listens: bool) -> None:
         if listener.family == socket.AF_UNIX:
-            make = asyncio.start_unix_server(forwarding.serve, sock=listener)
+            server = await asyncio.start_unix_server(forwarding.serve, sock=listener)
         else:
-            make = asyncio.start_server(_guarded(forwarding, door), sock=listener)
-        server = await make
-        _greet(listener, place, port, door, listens=listens)
-        await reading
-    except TimeoutError:
-        raise UserError(
-            f"the step in job {place.job_id} did not start",
-            f"no answer within {HELLO_S:g} s",
-            "see: squeue --steps",
-        ) from None
-    except ForwardError as err:
-        raise UserError(f"{place} violates the protocol", str(err)) from err
-    finally:
-        if server is not None:
+            server = await asyncio.start_server(_guarded(forwarding, door), sock=listener)
+        try:
+            _greet(listener, place, port, door, listens=listens)
+            await asyncio.Event().wait()
+        finally:
             server.close()
-        if not transport.is_closing():
-            transport.abort()
-        reading.cancel()
+
+    return serve
 
 
 def _guarded(
@@ -270,38 +219,6 @@ def _greet(listener: socket.socket, place: JobGuest, port: int, door: Door, *, l
     else:
         address, local = listener.getsockname()[:2]
         here, note = f"[{address}]:{local}" if ":" in address else f"{address}:{local}", door.note()
-    _say(f"{here} leads to port {port} of {place}, until Ctrl-C{note}")
+    say(f"{here} leads to port {port} of {place}, until Ctrl-C{note}")
     if not listens:
-        _say(f"nothing listens on port {port} of {place} yet; connections are refused until something does")
-
-
-def _ended(step: Step, place: JobGuest) -> int:
-    """Say why the step has ended: the job has, or it failed."""
-    code = step.wait(END_S)
-    until = time.monotonic() + END_S
-    while True:
-        try:
-            found = place.jobs.state(place.job_id)
-        except NoSuchJobError:
-            break
-        if found.ended or found.state == "COMPLETING":
-            break
-        if time.monotonic() > until or _too_old(step):
-            raise _failure(step, place, code)
-        time.sleep(0.5)
-    _say(f"job {place.job_id} has ended")
-    return 0
-
-
-def _too_old(step: Step) -> bool:
-    return any("--forward" in line and "option" in line for line in step.complaints())
-
-
-def _failure(step: Step, place: JobGuest, code: int | None) -> Exception:
-    if _too_old(step):
-        return UserError(
-            "the image of the job cannot forward ports",
-            "its agent is older than this command",
-            "build or import the image again",
-        )
-    return place.failure(step, code)
+        say(f"nothing listens on port {port} of {place} yet; connections are refused until something does")

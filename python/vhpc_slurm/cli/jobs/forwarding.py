@@ -78,6 +78,8 @@ class Forwarding:
         self._failed: set[int] = set()
         self.hello: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether a program listened on the port when the guest answered."""
+        self.answered = False
+        """Whether the guest has sent data on a channel."""
 
     async def run(self, from_guest: asyncio.StreamReader) -> None:
         """Read frames until the stream ends; ForwardError if the guest violates the protocol."""
@@ -113,6 +115,7 @@ class Forwarding:
             if not channel.opened:
                 raise ForwardError("data of a channel that is not connected")
             channel.accept(frame.payload)
+            self.answered = True
         elif frame.kind == CREDIT:
             channel.credit += frame.number
             if not 0 < frame.number <= WINDOW or channel.credit > WINDOW:

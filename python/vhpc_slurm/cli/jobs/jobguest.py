@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest of a running job, as `vhpc forward` and `vhpc cp` choose it, and steps in it."""
+"""A guest of a running job, as `vhpc forward`, `vhpc ssh` and `vhpc cp` choose it, and steps in it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.steps import Step
 from vhpc_slurm.slurm.userjobs import UserJobs
 
+NodeOfJob = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NODE", help="Node of the guest; default that of the batch script."),
+]
 GuestOfNode = Annotated[
     int, typer.Option("--guest", metavar="N", min=0, help="Number of the guest on its node, from 0.")
 ]

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sshd in a guest for one connection, whose bytes are standard input and output of this process."""
+# Decision: ssh goes through a step
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import sys
+from collections.abc import Sequence
+
+from vhpc_slurm.cli.jobs.forwarding import Forwarding
+from vhpc_slurm.cli.jobs.jobguest import ONLY_TASK, JobGuest
+from vhpc_slurm.cli.jobs.sshkeys import Keys
+from vhpc_slurm.cli.jobs.steprelay import AGENT, ended, pipes, relay, too_old
+from vhpc_slurm.errors import UserError, VhpcError
+
+NO_SSHD = "vhpc ssh: no sshd"
+QUIET_S = 2.0
+"""How long a step may take to end after its connection."""
+
+# The keys are in memory: /tmp may be a folder of a node.  Sessions have the environment of the step, without
+# what is sshd's to set or the client's, and without values that need quoting, which older sshd cannot read.
+SCRIPT = (
+    ONLY_TASK
+    + f"""
+sshd=$(PATH=$PATH:/usr/sbin:/usr/local/sbin; command -v sshd) || {{ echo "{NO_SSHD}" >&2; exit 1; }}
+"""
+    + r"""
+mask=$(umask)
+umask 077
+at=$(mktemp -d /dev/shm/vhpc-ssh.XXXXXXXX) || exit 1
+child=
+trap '[ -z "$child" ] || kill "$child" 2>/dev/null; rm -rf "$at"' EXIT
+trap 'exit 1' HUP INT TERM
+for file in host_key keys; do
+    while IFS= read -r line && [ "$line" != . ]; do printf '%s\n' "$line"; done > "$at/$file"
+    [ "$line" = . ] || exit 1
+done
+cat > "$at/config" <<END
+HostKey $at/host_key
+AuthorizedKeysFile $at/keys
+AuthenticationMethods publickey
+StrictModes no
+UsePAM no
+PidFile none
+PrintMotd no
+PrintLastLog no
+LogLevel ERROR
+MaxAuthTries 20
+X11Forwarding yes
+AcceptEnv LANG LC_*
+Subsystem sftp internal-sftp
+END
+{ printf SetEnv
+  env -0 | LC_ALL=C tr '\n\0' '\001\n' | LC_ALL=C sed -n '/["\\[:cntrl:]]/d
+    /^\(HOME\|USER\|LOGNAME\|SHELL\|MAIL\|TERM\|LANG\|PWD\|OLDPWD\|SHLVL\|_\|DISPLAY\|XAUTHORITY\)=/d
+    /^\(LC_\|SSH_\|XDG_\|DBUS_\)/d
+    s/^[A-Za-z_][A-Za-z0-9_]*=.*$/ "&"/p' | tr -d '\n'
+  echo
+} >> "$at/config"
+umask "$mask"
+exec 3<&0
+"$1" --forward-to "$sshd" -i -e -f "$at/config" <&3 3<&- &
+child=$!
+exec 3<&- </dev/null
+wait "$child"
+"""
+)
+"""Argument: the agent.  Standard input: host key, ".", authorized keys, ".", then frames of the relay."""
+
+
+def serve(place: JobGuest, keys: Keys) -> int:
+    """Connect standard input and output to an sshd in a guest, until one of both ends.
+
+    Raises:
+        UserError: there is no sshd, or it does not start.
+        SlurmError: there is no srun.
+    """
+    words = ["/bin/sh", "-c", SCRIPT, "vhpc-ssh", str(place.task), AGENT]
+    step = place.start("vhpc-ssh", words)
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the step says why
+            step.stdin.write(keys.server_input())
+        forwarding = asyncio.run(relay(step, place, _client))
+        if forwarding.answered:
+            return 0
+        with contextlib.suppress(OSError):
+            step.stdin.close()
+        if step.wait(QUIET_S) is None:
+            return 0  # the client has ended first
+        return ended(step, place, lambda lines: _known(lines, place))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # SIGHUP of ssh, which ends
+    finally:
+        step.end()
+
+
+async def _client(forwarding: Forwarding, _listens: bool) -> None:
+    """Relay standard input and output; sshd gives its programs one socket for both."""
+    mode, other = os.fstat(sys.stdin.fileno()), os.fstat(sys.stdout.fileno())
+    if stat.S_ISSOCK(mode.st_mode) and os.path.samestat(mode, other):
+        streams = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(sys.stdin.fileno())))
+    else:
+        try:
+            streams = await pipes(sys.stdin.buffer, sys.stdout.buffer)
+        except ValueError:
+            raise UserError(
+                "--stdio needs pipes", "", "it is for ssh's ProxyCommand; use: vhpc ssh JOBID"
+            ) from None
+    await forwarding.serve(*streams)
+
+
+def _known(lines: Sequence[str], place: JobGuest) -> VhpcError | None:
+    if any(NO_SSHD in line for line in lines):
+        return UserError(
+            f"{place} has no sshd",
+            f"the image of job {place.job_id} lacks it",
+            "add it to the image (Debian: openssh-server), or use vhpc cp and vhpc forward",
+        )
+    return too_old(lines, "start sshd")
