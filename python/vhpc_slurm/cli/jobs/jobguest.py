@@ -43,6 +43,8 @@ class JobGuest:
     node: str
     task: int = 0
     tasks: int = 1
+    nodes: str = ""
+    """All nodes of the job, as a hostlist."""
 
     def __str__(self) -> str:
         return f"guest {self.task} of {self.node}" if self.tasks > 1 else f"the guest of {self.node}"
@@ -99,14 +101,14 @@ def find(jobs: UserJobs, job_id: int, node: str | None, guest: int) -> JobGuest:
     names = expand(job.nodes)
     if not names or (node is not None and node not in names):
         raise UserError(f"job {job_id} is not on node {node}", f"its nodes are {job.nodes or 'unknown'}")
-    found = JobGuest(jobs, job_id, node or names[0])
+    found = JobGuest(jobs, job_id, node or names[0], nodes=job.nodes)
     if guest == 0:
         return found
     count = _count(found)
     if guest >= count:
         has = "one guest" if count == 1 else f"{count} guests, from 0 to {count - 1}"
         raise UserError(f"there is no guest {guest} on {found.node}", f"the job has {has} there")
-    return JobGuest(jobs, job_id, found.node, guest, count)
+    return JobGuest(jobs, job_id, found.node, guest, count, job.nodes)
 
 
 def _count(first: JobGuest) -> int:

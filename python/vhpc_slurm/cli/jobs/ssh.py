@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -25,16 +26,23 @@ _LOGIN = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._@:-]{0,253}[A-Za-z0-9_])?")
 def ssh(
     ctx: typer.Context,
     job_id: JobId,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ARG",
+            help="Options of ssh, then a command; default a shell.",
+            show_default=False,
+        ),
+    ] = None,
     node: NodeOfJob = None,
     guest: GuestOfNode = 0,
     stdio: Annotated[bool, typer.Option("--stdio", hidden=True)] = False,
 ) -> int:
     """Open an ssh session in a guest of your running job, or run a command there.
 
-    JOBID may be followed by options of ssh, and by the command. The image needs sshd, the guest no network.
-    For scp, rsync and editors see vhpc ssh-config.
+    The image needs sshd, the guest no network. For scp, rsync and editors see vhpc ssh-config.
     """
-    words, node, guest = _own_options(list(ctx.args), node, guest)
+    words, node, guest = _own_options(words or [], node, guest)
     if words[:1] in (["-h"], ["--help"]):
         print(ctx.get_help())
         return 0
@@ -42,7 +50,9 @@ def ssh(
     keys = sshkeys.of_user()
     if stdio:
         return sshserver.serve(place, keys)
-    arguments = [f"-o{name}={value}" for name, value in _here(keys, job_id, node, guest).items()]
+    program = [sys.executable, *(["-I"] if sys.flags.isolated else []), "-m", "vhpc_slurm.cli.main"]
+    found = _here(keys, [*program, *_proxy(job_id, node, guest)])
+    arguments = [f"-o{name}={value}" for name, value in found.items()]
     try:
         os.execvp("ssh", ["ssh", *arguments, _host(job_id, node, guest), *words])  # noqa: S606 - as the user, who could type it
     except OSError as err:
@@ -74,7 +84,8 @@ def ssh_config(
         )
     jobguest.find(slurm.user_jobs(options.config()), job_id, node, guest)
     keys, host = sshkeys.of_user(), _host(job_id, node, guest)
-    found = _here(keys, job_id, node, guest) if login is None else _there(keys, login, job_id, node, guest)
+    proxy = ["vhpc", *_proxy(job_id, node, guest)]
+    found = _here(keys, proxy) if login is None else _there(keys, proxy, login)
     if json:
         output.write_json({"host": host, "options": found})
         return 0
@@ -125,12 +136,10 @@ def _common(alias: str) -> dict[str, str]:
     }
 
 
-def _here(keys: Keys, job_id: int, node: str | None, guest: int) -> dict[str, str]:
+def _here(keys: Keys, proxy: Sequence[str]) -> dict[str, str]:
     """Options of ssh on this host."""
-    isolated = ["-I"] if sys.flags.isolated else []
-    program = [sys.executable, *isolated, "-m", "vhpc_slurm.cli.main", *_proxy(job_id, node, guest)]
     return {
-        "ProxyCommand": shlex.join(program).replace("%", "%%"),
+        "ProxyCommand": shlex.join(proxy).replace("%", "%%"),
         **_common(sshkeys.NAME),
         "UserKnownHostsFile": _quoted(str(keys.known_hosts)),
         "GlobalKnownHostsFile": "/dev/null",
@@ -139,12 +148,11 @@ def _here(keys: Keys, job_id: int, node: str | None, guest: int) -> dict[str, st
     }
 
 
-def _there(keys: Keys, login: str, job_id: int, node: str | None, guest: int) -> dict[str, str]:
-    """Options of ssh on a computer from which the login host is reached by ssh."""
+def _there(keys: Keys, proxy: Sequence[str], login: str) -> dict[str, str]:
+    """Options of ssh on a computer from which this host is reached by ssh."""
     alias = f"{sshkeys.NAME}.{login.rpartition('@')[2]}"
-    proxy = shlex.join(["vhpc", *_proxy(job_id, node, guest)])
     return {
-        "ProxyCommand": f"ssh -o ClearAllForwardings=yes {login} {proxy}",
+        "ProxyCommand": f"ssh -o ClearAllForwardings=yes {login} {shlex.join(proxy)}",
         **_common(alias),
         "IgnoreUnknown": "KnownHostsCommand",
         "KnownHostsCommand": f"/bin/echo {alias} {keys.host_public()}",

@@ -17,13 +17,15 @@ from vhpc_slurm.cli.jobs.jobguest import ONLY_TASK, JobGuest
 from vhpc_slurm.cli.jobs.sshkeys import Keys
 from vhpc_slurm.cli.jobs.steprelay import AGENT, ended, pipes, relay, too_old
 from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.slurm.hostlist import expand
 
 NO_SSHD = "vhpc ssh: no sshd"
 QUIET_S = 2.0
 """How long a step may take to end after its connection."""
 
-# The keys are in memory: /tmp may be a folder of a node.  Sessions have the environment of the step, without
-# what is sshd's to set or the client's, and without values that need quoting, which older sshd cannot read.
+# The keys are in memory: /tmp may be a folder of a node.  Sessions have the environment of the step, but the
+# job's nodes and tasks and not the step's, which srun and mpirun would use; without variables of sshd and the
+# client, and without values that need quoting, which older sshd cannot read.
 SCRIPT = (
     ONLY_TASK
     + f"""
@@ -58,8 +60,13 @@ END
 { printf SetEnv
   env -0 | LC_ALL=C tr '\n\0' '\001\n' | LC_ALL=C sed -n '/["\\[:cntrl:]]/d
     /^\(HOME\|USER\|LOGNAME\|SHELL\|MAIL\|TERM\|LANG\|PWD\|OLDPWD\|SHLVL\|_\|DISPLAY\|XAUTHORITY\)=/d
-    /^\(LC_\|SSH_\|XDG_\|DBUS_\)/d
+    /^\(LC_\|SSH_\|XDG_\|DBUS_\|SRUN_\)/d
+    s/^SLURM_JOB_CPUS_PER_NODE=\(.*\)/ "&" "SLURM_TASKS_PER_NODE=\1"/p
+    /^SLURM_\(CONF\|CLUSTER_NAME\|JOB_ID\|JOBID\|JOB_USER\|JOB_UID\|JOB_PARTITION\|JOB_ACCOUNT\)=/!{
+      /^SLURM_/d
+    }
     s/^[A-Za-z_][A-Za-z0-9_]*=.*$/ "&"/p' | tr -d '\n'
+  printf ' "%s=%s"' SLURM_JOB_NODELIST "$2" SLURM_NODELIST "$2" SLURM_JOB_NUM_NODES "$3" SLURM_NNODES "$3"
   echo
 } >> "$at/config"
 umask "$mask"
@@ -70,7 +77,10 @@ exec 3<&- </dev/null
 wait "$child"
 """
 )
-"""Argument: the agent.  Standard input: host key, ".", authorized keys, ".", then frames of the relay."""
+"""Arguments: the agent, and nodes of the job and their number.
+
+Standard input: host key, ".", authorized keys, ".", then frames of the relay.
+"""
 
 
 def serve(place: JobGuest, keys: Keys) -> int:
@@ -80,7 +90,9 @@ def serve(place: JobGuest, keys: Keys) -> int:
         UserError: there is no sshd, or it does not start.
         SlurmError: there is no srun.
     """
+    _check(sys.stdin.fileno(), sys.stdout.fileno())
     words = ["/bin/sh", "-c", SCRIPT, "vhpc-ssh", str(place.task), AGENT]
+    words += [place.nodes, str(len(expand(place.nodes)))]
     step = place.start("vhpc-ssh", words)
     try:
         with contextlib.suppress(BrokenPipeError):  # the step says why
@@ -99,19 +111,23 @@ def serve(place: JobGuest, keys: Keys) -> int:
         step.end()
 
 
+def _check(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode) and not os.isatty(descriptor):
+            raise UserError("--stdio needs pipes", "", "it is for ssh's ProxyCommand; use: vhpc ssh JOBID")
+
+
 async def _client(forwarding: Forwarding, _listens: bool) -> None:
     """Relay standard input and output; sshd gives its programs one socket for both."""
     mode, other = os.fstat(sys.stdin.fileno()), os.fstat(sys.stdout.fileno())
     if stat.S_ISSOCK(mode.st_mode) and os.path.samestat(mode, other):
         streams = await asyncio.open_unix_connection(sock=socket.socket(fileno=os.dup(sys.stdin.fileno())))
     else:
-        try:
-            streams = await pipes(sys.stdin.buffer, sys.stdout.buffer)
-        except ValueError:
-            raise UserError(
-                "--stdio needs pipes", "", "it is for ssh's ProxyCommand; use: vhpc ssh JOBID"
-            ) from None
+        streams = await pipes(sys.stdin.buffer, sys.stdout.buffer)
     await forwarding.serve(*streams)
+    with contextlib.suppress(OSError):
+        await streams[1].wait_closed()  # the last bytes are on their way
 
 
 def _known(lines: Sequence[str], place: JobGuest) -> VhpcError | None:

@@ -32,7 +32,7 @@ def say(line: str) -> None:
 
 
 async def pipes(source: IO[bytes], sink: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams of two open files, which stay open; ValueError for files of a disk."""
+    """Streams of two open files, which stay open; no files of a disk."""
     loop = asyncio.get_running_loop()
     reader, unused = asyncio.StreamReader(limit=READ_MAX), asyncio.StreamReader()
     await loop.connect_read_pipe(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[4]
 DIGEST = f"sha256:{'ab' * 32}"
-SRUN = """#!/bin/bash
+SRUN = r"""#!/bin/bash
 echo "$*" >> {folder}/asked
 [ -z "$VHPC_IMAGE$SLURM_JOB_ID" ] || exit 99
 . {folder}/before
@@ -29,6 +29,7 @@ while [[ $1 == --* ]]; do
 done
 program=$1; shift
 [ "$program" != /run/vhpc/vhpc-agent ] || program={agent}
+set -- "${{@/#\/run\/vhpc\/vhpc-agent/{agent}}}"
 export VHPC_JOB_GUESTS=3
 for ((task = 0; task < tasks; task++)); do
     [ $task = "${{only:-0}}" ] || SLURM_PROCID=$task VHPC_GUEST=$task "$program" "$@" </dev/null || exit
@@ -82,7 +83,9 @@ class StepSite:
         file = self.folder / "pid"
         return int(until(lambda: file.exists() and file.read_text(), "the step"))
 
-    def start(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(
+        self, *words: str, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         """Start the vhpc command."""
         environment = os.environ | {
             "PYTHONPATH": str(ROOT / "python"),
@@ -95,7 +98,7 @@ class StepSite:
         command = ["env", "--default-signal=INT", sys.executable, "-m", "vhpc_slurm.cli.main", *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            command, env=environment, stdin=stdin, stdout=pipe, stderr=pipe, cwd=self.folder, bufsize=0
+            command, env=environment, stdin=stdin, stdout=stdout, stderr=pipe, cwd=self.folder, bufsize=0
         )
 
     def run(self, *words: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
