@@ -158,7 +158,7 @@ def test_programs_and_keys_end_with_the_connection(lab: Lab, job: Job, number: s
     assert_no_session(lab, job)
 
 
-@pytest.mark.promise("tools.ssh")
+@pytest.mark.promise("attack.ssh-session")
 @pytest.mark.results
 def test_another_user_is_refused_in_one_line(lab: Lab, job: Job) -> None:
     expected = f"vhpc: job {job.id} is not yours: it belongs to alice (see: squeue --me)\n"

@@ -87,7 +87,12 @@ def test_a_socket_for_both_directions_as_sshd_gives_it(site: StepSite, seen: Pat
         process = site.start("ssh", "--stdio", "7", stdin=theirs.fileno(), stdout=theirs.fileno())
         theirs.close()
         data = os.urandom(MIB)
-        sender = threading.Thread(target=lambda: (ours.sendall(data), ours.shutdown(socket.SHUT_WR)))
+
+        def send() -> None:
+            ours.sendall(data)
+            ours.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
         sender.start()
         out = b"".join(iter(lambda: ours.recv(65536), b""))
         sender.join()
