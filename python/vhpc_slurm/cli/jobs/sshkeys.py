@@ -49,7 +49,7 @@ class Keys:
     def server_input(self) -> bytes:
         """The keys as the script in a guest reads them: host key, ".", public keys of the user, "."."""
         public = _read(self.folder / "id_ed25519.pub")
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(UserError):  # the made key is enough
             public += "\n" + _read(self.authorized)
         lines = [line.strip() for line in public.splitlines()]
         kept = [line for line in lines if line not in ("", ".") and not line.startswith("#")]
@@ -124,7 +124,5 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return file.read(READ_MAX).decode("utf-8", "replace")
-    except FileNotFoundError:
-        raise
     except OSError as err:
         raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
