@@ -165,8 +165,8 @@ def test_another_user_is_refused_in_one_line(lab: Lab, job: Job) -> None:
     for words in (("ssh", str(job.id), "id"), ("ssh-config", str(job.id))):
         done = lab.run("login", "vhpc", *words, user="bob", check=False)
         assert (done.code, done.out, done.err) == (1, "", expected)
-    words = ("srun", "--jobid", str(job.id), "--overlap", "id")
-    done = lab.run("login", *words, user="bob", check=False)
+    step = ("srun", "--jobid", str(job.id), "--overlap", "id")
+    done = lab.run("login", *step, user="bob", check=False)
     assert (done.code, done.out) == (1, "")
     assert "Access/permission denied" in done.err
     assert lab.run("login", "ls", "/home/bob/.config", check=False).code != 0
