@@ -74,7 +74,7 @@ def steps(lab: Lab, job: Job) -> str:
 
 
 def assert_no_session(lab: Lab, job: Job) -> None:
-    """Neither the step of a connection, nor its processes, nor its keys."""
+    """Waits for the end of the step, and finds no process and no keys of it."""
     until(lambda: "vhpc-ssh" not in steps(lab, job), "the end of the step", ENDED_S)
     left = "ls /dev/shm; ps -eo args | grep '[s]shd-session\\|[f]orward-to\\|[s]leep 6'"
     assert guest(lab, job, f"{left}; true") == ""
