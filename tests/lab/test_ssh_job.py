@@ -174,11 +174,13 @@ def test_another_user_is_refused_in_one_line(lab: Lab, job: Job) -> None:
 
 @pytest.mark.promise("tools.ssh")
 def test_the_end_of_the_job_ends_the_session(lab: Lab, job: Job) -> None:
-    words = ("vhpc", "ssh", str(job.id), "sleep 600")
-    lab.run("login", "sh", "-c", f"(sleep 5; touch ~/go-{job.id}) >/dev/null 2>&1 &", user="alice")
-    done = lab.run("login", *words, user="alice", check=False, timeout=300)
-    assert done.code == 255
-    assert "closed by remote host" in done.err
+    found = script(
+        lab,
+        job,
+        "rm -f ~/in-session; vhpc ssh $1 'touch ~/in-session; sleep 600' </dev/null 2>&1 & pid=$!\n"
+        "until [ -e ~/in-session ]; do sleep 0.2; done; touch ~/go-$1; wait $pid; echo $?; rm ~/in-session",
+    )
+    assert found == [f"Connection to vhpc-{job.id} closed by remote host.", "255"]
     assert job.wait() == "COMPLETED"
     settled(lab)
     assert lab.run("login", "pgrep", "-u", "alice", "-f", "vhpc_slurm.cli|vhpc-ssh", check=False).out == ""
