@@ -125,6 +125,8 @@ char **sbcast_step(const struct sbcast *r, const struct stat *st, unsigned long 
                        "--cpu-bind=none",
                        "--mpi=none",
                        "--chdir=/",
+                       "--output=none", /* what a site's TaskProlog prints */
+                       "--error=all",
                        r->job != NULL ? job : "--input=all",
                        each,
                        count,

@@ -18,11 +18,15 @@
 
 static const char carrier[] = "_SLURM_SPANK_OPTION_vhpc_vhpc_image"; /* in salloc's shell */
 
+/* Begins the probe's line: a site's TaskProlog may print others before it. */
+#define MARK "vhpc-sbcast: "
+enum { OUTPUT_MAX = 65536 };
+
 /* Argument: the file. */
-static char probe[] = "if [ -z \"$VHPC_JOB_IMAGE\" ]; then echo host\n"
+static char probe[] = "if [ -z \"$VHPC_JOB_IMAGE\" ]; then echo " MARK "host\n"
                       "elif [ \"$(stat -f -c %t \"${1%/*}/\" 2>/dev/null)\" = 65735546 ]; then\n"
-                      "    echo shared\n"
-                      "else echo own \"${VHPC_JOB_GUESTS:-1}\"; fi\n";
+                      "    echo " MARK "shared\n"
+                      "else echo " MARK "own \"${VHPC_JOB_GUESTS:-1}\"; fi\n";
 
 /* The next sbcast of PATH that is not this very file. */
 _Noreturn static void run_slurms_own(char **argv)
@@ -94,7 +98,8 @@ static bool ask(char **argv, char *answer, size_t size)
  */
 static unsigned long count_guests(const struct sbcast *r)
 {
-    char job[64], answer[128], *rest;
+    static char output[OUTPUT_MAX];
+    char job[64], *rest;
     (void)snprintf(job, sizeof job, "--jobid=%.20s", r->job);
     char *argv[] = {"srun",
                     "--quiet",
@@ -114,10 +119,12 @@ static unsigned long count_guests(const struct sbcast *r)
                     "sbcast",
                     (char *)r->target,
                     NULL};
-    if (!ask(argv, answer, sizeof answer))
+    if (!ask(argv, output, sizeof output))
         sbcast_fail(r->target, "cannot find out whether the job's guests share this folder: srun "
                                "could not start a task in the job");
-    if (strcmp(answer, "host\n") == 0 || strcmp(answer, "shared\n") == 0)
+    const char *marked = strstr(output, MARK),
+               *answer = marked != NULL ? marked + strlen(MARK) : "";
+    if (strncmp(answer, "host\n", 5) == 0 || strncmp(answer, "shared\n", 7) == 0)
         return 0;
     unsigned long guests = strncmp(answer, "own ", 4) == 0 ? strtoul(answer + 4, &rest, 10) : 0;
     if (guests == 0 || guests > SBCAST_GUESTS_MAX || *rest != '\n')

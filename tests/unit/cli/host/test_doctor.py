@@ -72,6 +72,7 @@ def test_slurms_defaults_have_findings(release: str) -> None:
     [
         ("PrologFlags", "Alloc,Contain,DeferBatch,RunInJob", "error", "no Epilog ends the guests"),
         ("PrologFlags", "Contain,DeferBatch", "error", "lacks Alloc"),
+        ("LaunchParameters", "use_interactive_step,test_exec", "warn", "programs that only images have"),
         ("PrologFlags", "Alloc,Contain,DeferBatch,X11", "ok", ""),
         ("BatchStartTimeout", "600 sec", "warn", "gives up a job"),
         ("BatchStartTimeout", "200 sec", "error", "gives up a job"),
@@ -270,6 +271,40 @@ def test_a_site_script_that_replaces_a_hook_is_reported(tmp_path: Path) -> None:
     )
     (scripts / "50-vhpc").symlink_to(tmp_path / "prolog")
     assert one(list(slurm.hooks(pattern, config)), "slurm.Prolog").level is Level.OK
+
+
+CAREFUL = 'for job in $(squeue -h -u "$SLURM_JOB_UID"); do :; done; pkill -u "$SLURM_JOB_UID"'
+SIMPLE = 'pkill -KILL -u "$SLURM_JOB_UID"'
+
+
+@pytest.mark.parametrize(
+    ("order", "text", "says"),
+    [
+        ("vs", CAREFUL, []),
+        ("sv", CAREFUL, ["before the Epilog of vhpc"]),
+        ("vs", SIMPLE, ["asks squeue for no other job"]),
+        ("vs", "killall -u $USER", ["asks squeue for no other job"]),
+        ("sv", 'loginctl terminate-user "$SLURM_JOB_UID"', ["before the Epilog of vhpc", "asks squeue"]),
+        ("sv", f"# no {SIMPLE}", []),
+        ("sv", "rm -rf /scratch/$SLURM_JOB_ID", []),
+        ("s", f"OURS || exit\n{CAREFUL}", []),
+        ("s", f"{CAREFUL}\nOURS", ["before the Epilog of vhpc"]),
+    ],
+)
+def test_a_sites_epilog_that_kills_is_reported(
+    tmp_path: Path, order: str, text: str, says: list[str]
+) -> None:
+    ours = executable(tmp_path / "epilog", "exit 0")
+    site = executable(tmp_path / "site", text.replace("OURS", str(ours)))
+    paths = {"v": ours, "s": site}
+    lines = [f"Epilog[{place}] = {paths[letter]}" for place, letter in enumerate(order)]
+    config = Config(paths=Paths(libexec=str(tmp_path)))
+    found = list(slurm.other_epilogs(SlurmSettings.parse("\n".join(lines)), config))
+    assert len(found) == len(says), found
+    for finding, words in zip(found, says, strict=True):
+        assert (finding.check, finding.level) == ("slurm.Epilog", Level.WARN)
+        assert words in finding.what
+        assert str(site) in finding.what
 
 
 @pytest.mark.parametrize(

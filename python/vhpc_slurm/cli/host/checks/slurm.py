@@ -23,6 +23,8 @@ from vhpc_slurm.slurm.settings import SlurmSettings
 OLDEST = (22, 5)
 BATCH_START_S = 900
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_KILLS = re.compile(r"^[^#\n]*\b(?:pkill|killall|skill|slay|(?:kill|terminate)-user)\b", re.M)
+"""A line of a script that ends processes of a user."""
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _USERS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - folders of guests
 
@@ -44,6 +46,7 @@ def check(
     yield _slurm_user(settings, config)
     yield from _backups(settings, config)
     yield from hooks(settings, config)
+    yield from other_epilogs(settings, config)
     yield from _health_check(settings, config)
 
 
@@ -136,8 +139,14 @@ def _script_timeouts(settings: SlurmSettings, config: Config, budget: int) -> It
 
 
 def _interactive_step(settings: SlurmSettings) -> CheckResult:
-    name = "slurm.LaunchParameters"
-    if "use_interactive_step" in settings.words("LaunchParameters"):
+    name, words = "slurm.LaunchParameters", settings.words("LaunchParameters")
+    if "test_exec" in words:
+        return warn(
+            name,
+            "LaunchParameters has test_exec: srun refuses programs that only images have",
+            "remove test_exec",
+        )
+    if "use_interactive_step" in words:
         return ok(name, f"LaunchParameters={settings.first('LaunchParameters')}")
     return warn(
         name,
@@ -268,10 +277,48 @@ def hooks(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
             yield ok(f"slurm.{key}", f"{key}={','.join(values)}")
 
 
+def other_epilogs(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
+    """Epilogs of the site on this host that end processes of a user, also those of the user's guests."""
+    name, ours, after = "slurm.Epilog", f"{config.paths.libexec}/epilog", False
+    for path in _paths(settings.values.get("Epilog", ())):
+        if _is(path, ours):
+            after = True
+            continue
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        kill = _KILLS.search(text)
+        if kill is None:
+            continue
+        called = text.find(ours)
+        if not after and not 0 <= called < kill.end():
+            yield warn(
+                name,
+                f"{path} ends processes of the job's user before the Epilog of vhpc has ended the guests",
+                f"let {ours} run first",
+            )
+        if "squeue" not in text:
+            yield warn(
+                name,
+                f"{path} ends processes of a user and asks squeue for no other job: guests of the user's "
+                "other jobs on the node end too",
+                "do that only after the user's last job on the node",
+            )
+
+
+def _paths(values: tuple[str, ...]) -> list[str]:
+    """Paths of scripts that are given by path or pattern, in the order in which Slurm runs them."""
+    return [path for value in values for path in sorted(glob.glob(value)) or [value]]  # noqa: PTH207 - of any folder
+
+
+def _is(path: str, ours: str) -> bool:
+    return path == ours or os.path.realpath(path) == os.path.realpath(ours)
+
+
 def _names(values: tuple[str, ...], ours: str) -> bool:
     """Whether the hook of vhpc is among scripts given by path or pattern, directly or through a link."""
-    paths = [path for value in values for path in (value, *glob.glob(value))]  # noqa: PTH207 - a pattern of any folder
-    return any(path == ours or os.path.realpath(path) == os.path.realpath(ours) for path in paths)
+    return any(_is(path, ours) for path in _paths(values))
 
 
 def _health_check(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
