@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Site settings beside vhpc: Epilogs, programs around tasks, and job_container/tmpfs."""
+"""Sites have Epilogs and programs around tasks of their own, and a private /tmp for each job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.lab
 
 FOLDER, LOG, PRIVATE = "/opt/site", "/scratch/site.log", "/var/lib/slurm/private"
 HOSTS = ("ctl", "login", *NODES)
+FOREIGN = '{"class": 7}'
 PROGRAMS = {
     "task-prolog": r"""
 echo "export SITE_USER=$(id -un)"
@@ -140,12 +141,21 @@ def test_programs_around_tasks_and_a_private_tmp(lab: Lab, site: None) -> None:
 
 @pytest.mark.promise("daemons.restart")
 def test_a_running_step_does_not_notice_scontrol_reconfigure(lab: Lab, site: None) -> None:
-    job = lab.submit(f"srun sh -c '{WAITING}'; srun echo another; echo ended", "-n1")
+    """The job has an AdminComment of another program, as a job_submit plugin sets one."""
+    job = lab.submit(f"srun sh -c '{WAITING}'; srun echo another; echo ended", "-n1", "--hold")
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", f"AdminComment={FOREIGN}")
+    lab.run("ctl", "scontrol", "release", str(job.id))
     runs(lab, job)
     lab.run("ctl", "scontrol", "reconfigure")
     let_go(lab, job)
     assert job.wait() == "COMPLETED"
     assert job.output().splitlines()[-3:] == ["said by the site", "another", "ended"]
+    (comment,) = job.accounted("AdminComment")
+    assert comment.startswith("vhpc: image ")
+    assert comment.endswith(f" // {FOREIGN}")
+    # a tool for job statistics then replaces it
+    lab.run("ctl", "sacctmgr", "-i", "modify", "job", "where", f"jobid={job.id}", "set", "AdminComment=JS1:x")
+    assert "CPU Utilized" in lab.run("login", "vhpc", "seff", str(job.id), user="alice").out
     settled(lab)
 
 

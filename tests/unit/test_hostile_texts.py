@@ -30,6 +30,7 @@ from vhpc_slurm.cli.jobs import usagerows
 from vhpc_slurm.cli.jobs.extract import Copied, extract
 from vhpc_slurm.loglines import OneLine
 from vhpc_slurm.model import Figures, JobUsage
+from vhpc_slurm.slurm.sacct import AccountedJob, Accounting
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 pytestmark = pytest.mark.promise("attack.log-escape")
@@ -140,6 +141,9 @@ def test_root_of_a_node_cannot_forge_lines_of_vhpcds_log(vhpcd: Vhpcd) -> None:
 # --- Slurm -------------------------------------------------------------------
 
 
+ENDED = AccountedJob("42", "FAILED", 1, 1, "alice", "")
+
+
 @pytest.mark.parametrize("what", ["drain", "comment", "comment of ended"])
 def test_slurm_gets_printable_texts_of_one_line(tmp_path: Path, what: str) -> None:
     """scontrol show prints a reason and an AdminComment as they are."""
@@ -151,7 +155,7 @@ def test_slurm_gets_printable_texts_of_one_line(tmp_path: Path, what: str) -> No
     calls: dict[str, Any] = {
         "drain": lambda: slurm.drain("n1", EVIL.replace("\0", "")),
         "comment": lambda: slurm.set_admin_comment(42, EVIL.replace("\0", "")),
-        "comment of ended": lambda: slurm.set_admin_comment_of_ended(42, EVIL.replace("\0", "")),
+        "comment of ended": lambda: Accounting(str(tmp_path)).set_comment(ENDED, EVIL.replace("\0", "")),
     }
     calls[what]()
     *_, last, end = (tmp_path / "told").read_text().split("\0")

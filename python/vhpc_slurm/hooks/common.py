@@ -138,11 +138,23 @@ def comment(lease: Lease, more: str = "") -> str:
 
 
 def comment_ended(config: Config, job_id: int, line: str) -> None:
-    """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log."""
+    """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log.
+
+    slurmctld refuses to change such a job ("Job has already finished"), also while its Epilogs run;
+    slurmdbd accepts it. Text of another program stays as it is.
+    """
     from vhpc_slurm import slurm
+    from vhpc_slurm.slurm import comments
 
     try:
-        slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment_of_ended(job_id, line)
+        accounting = slurm.accounting(config, slurm.HOOK_TIMEOUT_S)
+        job = accounting.job(job_id)
+        if job is None:
+            log.warning("AdminComment of job %d is not set: the accounting database has no such job", job_id)
+        elif comments.others(job.comment):
+            log.warning("AdminComment of job %d has another program's text: not set: %s", job_id, line)
+        else:
+            accounting.set_comment(job, line)
     except FabricError as err:
         log.warning("AdminComment of job %d is not set: %s", job_id, err.line())
 

@@ -24,7 +24,7 @@ from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import ImageRef, JobRequest
 from vhpc_slurm.options import BATCH, ENVIRONMENT, IMAGE, OPTIONS, SAVE, Option, ValueRefusedError
-from vhpc_slurm.slurm import commands
+from vhpc_slurm.slurm import commands, comments
 from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
 REPORT_S = 5
@@ -37,8 +37,13 @@ def prolog(config: Config) -> int:
     ref = _ref(env)
     slurm = commands(config)
     client = ControllerClient(config)
+    present = ""
+
+    def comment(text: str) -> None:
+        slurm.set_admin_comment(ref, comments.beside(text, present))
+
     try:
-        job = slurm.load(env.job_id)
+        job, present = slurm.load_with_comment(env.job_id)
         common.check_user(env, job.uid)
         _check_save(config, _given(SAVE))
         lease = client.open_generation(_request(env, job), job.allocation, _waiter())
@@ -46,19 +51,19 @@ def prolog(config: Config) -> int:
         # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
         # no part of this job may start, and a non-zero exit status would only requeue it.
         common.log.info("cancelled: %s", err.line())
-        slurm.set_admin_comment(ref, f"vhpc: {err.line()}")
+        comment(f"vhpc: {err.line()}")
         slurm.cancel(env.job_id)
         return 0
     except FabricError as err:
         with contextlib.suppress(FabricError):
-            slurm.set_admin_comment(ref, f"vhpc: {err.line()}")
+            comment(f"vhpc: {err.line()}")
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
-        slurm.set_admin_comment(ref, common.comment(lease, lease.refusal))
+        comment(common.comment(lease, lease.refusal))
         return 0
     try:
-        slurm.set_admin_comment(ref, common.comment(lease))
+        comment(common.comment(lease))
     except FabricError as err:  # the job can run without it
         common.log.warning("the AdminComment does not have the image's digest: %s", err.line())
     return 0

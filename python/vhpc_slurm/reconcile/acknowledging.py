@@ -9,7 +9,6 @@ only missing in the comment.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +23,11 @@ from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
 from vhpc_slurm.node.host import apart
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.slurm import comments
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
 log = logging.getLogger("vhpc")
 
-_OURS = "vhpc:"
-_EARLIER = re.compile(r"(?:; | )usage (?:[a-z_]+=[0-9./]+ ?)+$")
 RECORD_S = 5.0
 """How long to wait for the job's end in the accounting database: slurmctld sends it a moment before."""
 LOOK_S = 0.5
@@ -180,15 +178,16 @@ def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:
 
 
 def with_usage(comment: str, usage: str) -> str:
-    """An AdminComment of vhpc with these figures instead of earlier ones; any other text as it is.
+    """An AdminComment of vhpc with these figures instead of earlier ones; with other text it stays as it is.
 
-    Tools for job statistics store encoded data there, which no other program may cut or append to.
+    Tools for job statistics store encoded data there, which no other program may cut or append to, and
+    sacctmgr replaces quotation marks.
     """
-    if comment and not comment.startswith(_OURS):
+    if comments.others(comment):
         return comment
-    before = _EARLIER.sub("", comment) or _OURS
+    before = comments.without_usage(comment) or comments.OURS
     room = COMMENT_MAX - len(usage) - 2
-    return f"{before[:room]}{';' if before != _OURS else ''} {usage}"
+    return f"{before[:room]}{';' if before != comments.OURS else ''} {usage}"
 
 
 def words(used: JobUsage, boot_s: float | None = None) -> str:

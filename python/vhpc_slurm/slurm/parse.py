@@ -33,6 +33,7 @@ from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, SlurmError,
 SQUEUE_FORMAT = "JobID:12,State:20,RestartCnt:10,StartTime:24,Reason:80"
 """Fixed widths: the first four fields contain no space; the last one may be truncated."""
 
+COMMENT_FORMAT = "JobID:12,admin_comment:1100"
 REF_FORMAT = "JobID:12,ArrayJobID:12,ArrayTaskID:24,HetJobID:12,HetJobOffset:12"
 """Only numbers of slurmctld, no text of the user."""
 
@@ -120,6 +121,18 @@ def _ambiguous(job_id: int) -> UserError:
         "the job's name, comment or a path looks like fields of scontrol",
         "remove 'UserId=', 'MinCPUsNode=' and 'JobId=' from them",
     )
+
+
+def shows_comment(text: str) -> bool:
+    """Whether a record of scontrol may have an AdminComment: text of the user can look like one."""
+    return " AdminComment=" in text.rpartition(" MinCPUsNode=")[2]
+
+
+def parse_comment(text: str, job_id: int) -> str:
+    """Parse squeue's line in COMMENT_FORMAT of a job; empty without an AdminComment."""
+    rows = (line.split(None, 1) for line in text.splitlines())
+    found = next((row[1].strip() for row in rows if len(row) == 2 and row[0] == str(job_id)), "")
+    return "" if found in ("(null)", "N/A") else found
 
 
 def parse_squeue(text: str) -> tuple[JobStatus, ...]:

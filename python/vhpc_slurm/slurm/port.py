@@ -170,6 +170,9 @@ class Slurm(Protocol):
         One RPC; two for an array task or a component of a heterogeneous job.
         """
 
+    def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
+        """As ``load``, with the AdminComment; one more RPC if there seems to be one."""
+
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all pending, running and completing jobs of the cluster.
 
@@ -216,13 +219,6 @@ class Slurm(Protocol):
         """Set AdminComment, which users can read but not write; NoSuchJobError when the job has ended.
 
         With a JobId Slurm is first asked for the job's name, with a JobRef it is not.
-        """
-
-    def set_admin_comment_of_ended(self, job_id: int, text: str) -> None:
-        """Set AdminComment in slurmdbd's record of a job that has ended.
-
-        slurmctld refuses to change such a job ("Job has already finished"),
-        also while its Epilogs run; slurmdbd accepts it.
         """
 
     def requeue(self, job_id: int) -> None:

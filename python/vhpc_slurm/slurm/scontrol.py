@@ -25,7 +25,17 @@ from vhpc_slurm.slurm.hosts import (
     parse_nodes,
     parse_partitions,
 )
-from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
+from vhpc_slurm.slurm.parse import (
+    COMMENT_FORMAT,
+    REF_FORMAT,
+    SQUEUE_FORMAT,
+    narrower,
+    parse_comment,
+    parse_job,
+    parse_ref,
+    parse_squeue,
+    shows_comment,
+)
 from vhpc_slurm.slurm.port import (
     JobRef,
     JobStatus,
@@ -63,9 +73,21 @@ class Scontrol:
 
     def load(self, job_id: int) -> SlurmJob:
         """One job, by ``scontrol -o show job -d``."""
+        return parse_job(self._record(job_id), job_id)
+
+    def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
+        """One job and its AdminComment; a second command, squeue, if it seems to have one."""
+        record = self._record(job_id)
+        job, comment = parse_job(record, job_id), ""
+        if shows_comment(record):
+            options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
+            comment = parse_comment(self._run("squeue", *options, "-O", COMMENT_FORMAT), job_id)
+        return job, comment
+
+    def _record(self, job_id: int) -> str:
         text = self._show(_number(job_id))
         again = narrower(text, job_id)
-        return parse_job(self._show(again) if again else text, job_id)
+        return self._show(again) if again else text
 
     def _show(self, job: str) -> str:
         return self._run("scontrol", "-o", "show", "job", "-d", job)
@@ -182,12 +204,6 @@ class Scontrol:
         line = _one_line(text, MAX_COMMENT)
         ref = job if isinstance(job, JobRef) else self.ref(job)
         self._run("scontrol", "update", f"jobid={ref.alone}", f"AdminComment={line}")
-
-    def set_admin_comment_of_ended(self, job_id: int, text: str) -> None:
-        """Set AdminComment of a job that has ended, by sacctmgr."""
-        line = _one_line(text, MAX_COMMENT)
-        where = ("where", f"jobid={_number(job_id)}")
-        self._run("sacctmgr", "-i", "modify", "job", *where, "set", f"AdminComment={line}")
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""

@@ -28,6 +28,7 @@ from vhpc_slurm.node.resource.image import Image
 from vhpc_slurm.node.store import joblock, timeline
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations
 from vhpc_slurm.reconcile import ended_jobs
+from vhpc_slurm.slurm.sacct import AccountedJob, Accounting
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 layout, node = boot_layout, prolog_node
@@ -349,8 +350,11 @@ def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_en
     monkeypatch.setattr(timeline, "now", lambda: real() + late)
     monkeypatch.setattr(bringup, "boot", boot)
     monkeypatch.setattr(Scontrol, "load", lambda *_: SimpleNamespace(reason=reason))
-    comment = "set_admin_comment_of_ended"
-    monkeypatch.setattr(Scontrol, comment, lambda _, job_id, text: node.comments.append((job_id, text)))
+    ended = AccountedJob("42", "TIMEOUT", 61, 1, "alice", "")
+    monkeypatch.setattr(Accounting, "job", lambda *_: ended)
+    monkeypatch.setattr(
+        Accounting, "set_comment", lambda _, job, text: node.comments.append((job.name, text))
+    )
     node.answers = [node.lease, replace(node.lease, state=LeaseState.ENDING)]
     assert node.run() == 0
     assert (node.held, node.drained, node.requeued) == ([], [], [])
@@ -362,7 +366,7 @@ def test_a_boot_that_takes_the_whole_time_limit_is_explained(
 ) -> None:
     slow_boot(node, monkeypatch, "TimeLimit")
     text = f"{OUT_OF_TIME}: it took 61 s, 61 s of it in the stage agent"
-    assert [job for job, _ in node.comments] == [42]
+    assert [job for job, _ in node.comments] == ["42"]
     assert f"; {text}" in node.comments[0][1]
     (report,) = node.reports
     assert report.lines[-1].startswith(text)

@@ -55,16 +55,17 @@ class Controller:
     refusal: str = ""
     commentable: bool = True
     commented: str = ""
+    comment: str = ""
     opened: list[JobRequest] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     ended: list[tuple[int, int]] = field(default_factory=list)
 
-    def load(self, job_id: int) -> SlurmJob:
+    def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
         assert job_id == 42
         if isinstance(self.job, VhpcError):
             raise self.job
-        return self.job
+        return self.job, self.comment
 
     def set_admin_comment(self, job: JobRef, text: str) -> None:
         assert job.job_id == 42
@@ -194,6 +195,24 @@ def test_the_lease_names_options_of_an_environment_file(
     assert slurmctld.prolog(config) == 0
     assert controller.opened[0].environment == "lab.toml"
     assert controller.opened[0].from_file == ("image", "disk")
+
+
+@pytest.mark.parametrize(
+    ("present", "kept"),
+    [
+        ("", ""),
+        ("vhpc: image old@sha256:1; usage cpu_s=1.00 guests=1/1", ""),
+        ('{"class": 7}', ' // {"class": 7}'),
+        ('vhpc: image old@sha256:1 // {"class": 7}; usage cpu_s=1.00 guests=1/1', ' // {"class": 7}'),
+        ("x" * 1000, ""),
+    ],
+)
+def test_a_comment_of_job_submit_is_kept_behind_the_image(
+    config: Config, controller: Controller, present: str, kept: str
+) -> None:
+    controller.comment = present
+    assert slurmctld.prolog(config) == 0
+    assert controller.comments == [f"vhpc: image debian-minimal:1@{DIGEST}{kept}"]
 
 
 def test_a_job_runs_without_its_image_in_admin_comment(config: Config, controller: Controller) -> None:

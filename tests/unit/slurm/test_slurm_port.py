@@ -98,7 +98,7 @@ def test_hook_scripts_and_units_run_no_command_of_slurm(path: Path) -> None:
 @pytest.fixture
 def site(tmp_path: Path) -> Config:
     """A site with Slurm's commands in another prefix and another slurm.conf."""
-    for command in ("scontrol", "sacctmgr"):
+    for command in ("scontrol", "sacctmgr", "sacct"):
         path = tmp_path / command
         path.write_text(
             f'#!/bin/sh\necho "{command} $*" >> {tmp_path}/calls\necho "$SLURM_CONF" > {tmp_path}/conf\n'
@@ -132,14 +132,57 @@ def test_a_failed_drain_is_an_error_in_the_log(
     assert "node n1 is not drained: scontrol update NodeName=n1 failed: slurm_update error" in record.message
 
 
+@pytest.mark.parametrize(
+    ("present", "written"),
+    [
+        ("", "vhpc: one line"),
+        ("vhpc: image x@sha256:1; usage cpu_s=1.00 guests=1/1", "vhpc: one line"),
+        ('vhpc: image x@sha256:1 // {"class": 7}', ""),
+        ("JS1:H4sIAAAAAAAAA6", ""),
+    ],
+)
 def test_a_comment_of_an_ended_job_goes_to_slurmdbd(
+    site: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, present: str, written: str
+) -> None:
+    (tmp_path / "prints").write_text(f"7|5_2|COMPLETED|1|4|alice|{present}\n")
+    common.comment_ended(site, 7, "vhpc: one\nline")
+    told = [line for line in calls(tmp_path) if line.startswith("sacctmgr")]
+    change = f"sacctmgr -i modify job where jobid=5_2 set AdminComment={written}"
+    assert told == ([change] if written else [])
+    assert ("another program's text: not set: vhpc: one" in caplog.text) == (not written)
+
+
+def test_a_comment_that_cannot_be_written_is_logged(
     site: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    common.comment_ended(site, 7, "one\nline")
-    assert calls(tmp_path) == ["sacctmgr -i modify job where jobid=7 set AdminComment=one line"]
-    (tmp_path / "fails").write_text("sacctmgr: error: no\n")
-    common.comment_ended(site, 7, "one line")
-    assert "AdminComment of job 7 is not set: sacctmgr modify job failed" in caplog.text
+    common.comment_ended(site, 7, "vhpc: one line")
+    assert "AdminComment of job 7 is not set: the accounting database has no such job" in caplog.text
+    (tmp_path / "fails").write_text("sacct: error: no\n")
+    common.comment_ended(site, 7, "vhpc: one line")
+    assert re.search("AdminComment of job 7 is not set: sacct .*failed", caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("tail", "asked", "found"),
+    [
+        ("", False, ""),
+        (" AdminComment=set by job_submit ", True, "set by job_submit"),
+        (" Comment=x AdminComment=forged ", True, ""),
+    ],
+)
+def test_a_job_is_loaded_with_its_admin_comment(
+    site: Config, tmp_path: Path, tail: str, asked: bool, found: str
+) -> None:
+    """A user's comment looks like one for scontrol; squeue prints the real one, as 24.11 does."""
+    line = (ROOT / "tests/data/scontrol/24.11/single.txt").read_text().rstrip("\n")
+    (tmp_path / "prints").write_text(line + tail + "\n")
+    job_id = int(line.partition("=")[2].split()[0])
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho squeue >>{tmp_path}/calls\nprintf '%-12s%s\n' {job_id} '{found}'\n")
+    squeue.chmod(0o755)
+    job, comment = slurm.commands(site).load_with_comment(job_id)
+    assert (job.job_id, comment) == (job_id, found)
+    assert ("squeue" in calls(tmp_path)) == asked
 
 
 def test_a_command_that_is_missing_names_the_setting(tmp_path: Path) -> None:

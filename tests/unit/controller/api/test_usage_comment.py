@@ -263,10 +263,11 @@ def test_an_accounting_that_fails_is_asked_once(
         ("vhpc: image x; usage cpu_s=1.00 guests=1/1 boot_s=2.5", "vhpc: image x; usage guests=0/0"),
         ("vhpc: usage cpu_s=1.00 guests=1/1", "vhpc: usage guests=0/0"),
         ("an operator's words", "an operator's words"),
+        ('vhpc: image x // {"class": 7}', 'vhpc: image x // {"class": 7}'),
         ("JS1:" + "H4sI" * 1000, "JS1:" + "H4sI" * 1000),
         ("vhpc:" + "y" * 5000, "vhpc:" + "y" * 1001 + "; usage guests=0/0"),
     ],
-    ids=["none", "image", "again", "again-alone", "other", "statistics", "long"],
+    ids=["none", "image", "again", "again-alone", "other", "beside", "statistics", "long"],
 )
 def test_figures_replace_earlier_ones_and_nothing_else(before: str, after: str) -> None:
     words = acknowledging.words(JobUsage(Figures(), (), 0))

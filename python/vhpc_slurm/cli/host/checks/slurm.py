@@ -25,6 +25,7 @@ BATCH_START_S = 900
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _KILLS = re.compile(r"^[^#\n]*\b(?:pkill|killall|skill|slay|(?:kill|terminate)-user)\b", re.M)
 """A line of a script that ends processes of a user."""
+_ASKS = re.compile(r"^[^#\n]*\bsqueue\b", re.M)
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _USERS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - folders of guests
 
@@ -298,7 +299,7 @@ def other_epilogs(settings: SlurmSettings, config: Config) -> Iterator[CheckResu
                 f"{path} ends processes of the job's user before the Epilog of vhpc has ended the guests",
                 f"let {ours} run first",
             )
-        if "squeue" not in text:
+        if not _ASKS.search(text):
             yield warn(
                 name,
                 f"{path} ends processes of a user and asks squeue for no other job: guests of the user's "
