@@ -20,7 +20,7 @@ def docker_archive(top: Path) -> Path:
     umoci("new", "--image", image)
     umoci("unpack", "--image", image, top / "one")
     root = top / "one/rootfs"
-    for name in ("bin", "etc", "opt/tool/bin", "removed", "usr/bin"):
+    for name in ("bin", "etc", "opt/tool/bin", "removed"):
         (root / name).mkdir(parents=True)
     (root / "bin/busybox").write_bytes(BUSYBOX.read_bytes())
     (root / "bin/busybox").chmod(0o755)

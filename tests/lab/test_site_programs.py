@@ -146,6 +146,8 @@ def test_a_running_step_does_not_notice_scontrol_reconfigure(lab: Lab, site: Non
     lab.run("ctl", "scontrol", "update", f"JobId={job.id}", f"AdminComment={FOREIGN}")
     lab.run("ctl", "scontrol", "release", str(job.id))
     runs(lab, job)
+    copied = lab.run("login", "vhpc", "cp", f"{job.id}:/etc/hostname", "-", user="alice")
+    assert copied.out in ("n1\n", "n2\n"), "without the text of the task prolog"
     lab.run("ctl", "scontrol", "reconfigure")
     let_go(lab, job)
     assert job.wait() == "COMPLETED"

@@ -22,6 +22,8 @@ QUIET_S = 2.0
 TERM_S = 10.0
 """How long an srun may take to end its step when it is told to."""
 SAID_MAX = 65536
+MARK = "vhpc-begin"
+"""A script prints this line before its answer: a TaskProlog of the site may print others before it."""
 _FIELD = re.compile(r"(?:^| )(JobState|UserId|NodeList)=(\S*)")
 _IMAGE = re.compile(r" AdminComment=vhpc: image (\S+@sha256:[0-9a-f]{64})")
 
@@ -93,6 +95,17 @@ class Step:
             return self._run.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def begins(self, timeout_s: float) -> bool:
+        """Read to the end of the line MARK; False if the output ends before, or after that time."""
+        mark, said, until = f"\n{MARK}\n".encode(), bytearray(b"\n"), time.monotonic() + timeout_s
+        while not said.endswith(mark) and len(said) < SAID_MAX:
+            left = max(0.0, until - time.monotonic())
+            byte = select.select([self.stdout], [], [], left)[0] and os.read(self.stdout.fileno(), 1)
+            if not byte:
+                return False
+            said += byte
+        return said.endswith(mark)
 
     def read_line(self, limit: int, timeout_s: float) -> bytes | None:
         """The next line of standard output without its line feed; empty at the end of the output.

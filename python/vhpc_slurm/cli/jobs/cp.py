@@ -25,7 +25,7 @@ from vhpc_slurm.cli.jobs import jobguest
 from vhpc_slurm.cli.jobs.extract import Copied, Kind, extract, need_space
 from vhpc_slurm.cli.jobs.jobguest import ONLY_TASK, GuestOfNode, JobGuest
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.slurm.steps import Step
+from vhpc_slurm.slurm.steps import MARK, Step
 
 STREAM = "-"
 CHUNK = 1 << 18
@@ -51,7 +51,7 @@ case $1 in /*) at=$1 ;; *) at=./$1 ;; esac
 )
 _WITH_TAR = 'command -v tar >/dev/null || die "the image has no tar, which folders need; copy single files"\n'
 
-SEND = f"""{_BEGIN}
+SEND = f"""{_BEGIN}echo {MARK}
 if [ -d "$at" ]; then
     {_WITH_TAR}
     [ -x "$at" ] && [ -r "$at" ] || die "$1: Permission denied"
@@ -63,7 +63,7 @@ elif [ -e "$at" ]; then die "$1: neither a file nor a folder"
 else die "$1: No such file or directory"
 fi
 """
-"""Argument: a path.  Writes ``d`` and a tar, or ``f MODE SIZE TIME`` and the content."""
+"""Argument: a path.  Writes MARK, then ``d`` and a tar, or ``f MODE SIZE TIME`` and the content."""
 
 _PLACE = """
 if [ -d "$at" ]; then
@@ -313,7 +313,7 @@ def _report(result: Copied) -> int:
 def _receive(place: JobGuest, path: str, target: str, count: Callable[[int], None]) -> int:
     """Copy out of a guest."""
     with _shell(place, SEND, path) as step:
-        head = step.read_line(LINE_MAX, START_S)
+        head = step.read_line(LINE_MAX, START_S) if step.begins(START_S) else b""
         match = _FILE.fullmatch(head or b"")
         if head != b"d" and not match:
             if head == b"":

@@ -16,6 +16,8 @@ CHANNELS = 128
 """Connections at a time."""
 LISTENING = 1
 """Flag of HELLO: a program of the guest listens on the port."""
+TEXT_MAX = 65536
+"""Bytes of text before the first frame."""
 _HEADER = struct.Struct("<BBHI")
 _LENGTHS = {HELLO: 4, OPEN: 0, OPENED: 0, EOF: 0, CREDIT: 4, CLOSE: 4}
 
@@ -45,14 +47,20 @@ def pack(kind: int, channel: int, payload: bytes | int = b"") -> bytes:
 
 
 class Decoder:
-    """Frames of a stream of bytes; keeps at most one incomplete frame."""
+    """Frames of a stream of bytes; keeps at most one incomplete frame.
+
+    Lines of text before the first frame are skipped: a TaskProlog of the site may print them.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._begun = False
+        self._skipped = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are complete with these bytes; ForwardError for one that is malformed."""
         self._rest += data
+        self._skip_text()
         while len(self._rest) >= _HEADER.size:
             kind, zero, length, channel = _HEADER.unpack_from(self._rest)
             if zero or kind not in range(HELLO, CLOSE + 1) or (channel == 0) != (kind == HELLO):
@@ -67,3 +75,16 @@ class Decoder:
             frame = Frame(kind, channel, bytes(self._rest[_HEADER.size : end]))
             del self._rest[: end + 1]
             yield frame
+
+    def _skip_text(self) -> None:
+        while not self._begun and self._rest:
+            line, end, rest = self._rest.partition(b"\n")
+            if not all(byte >= ord(" ") or byte in b"\t\r" for byte in line):
+                self._begun = True
+            elif self._skipped > TEXT_MAX:
+                raise ForwardError("text before the first frame")
+            elif end:
+                self._skipped += len(line) + 1
+                self._rest = rest
+            else:
+                return

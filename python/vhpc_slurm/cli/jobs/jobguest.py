@@ -13,7 +13,7 @@ import typer
 from vhpc_slurm.cli import context
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.steps import Step
+from vhpc_slurm.slurm.steps import MARK, Step
 from vhpc_slurm.slurm.userjobs import UserJobs
 
 NodeOfJob = Annotated[
@@ -113,9 +113,9 @@ def find(jobs: UserJobs, job_id: int, node: str | None, guest: int) -> JobGuest:
 
 def _count(first: JobGuest) -> int:
     """How many guests the job has on a node, as one of them says."""
-    step = first.start("vhpc-guests", ["/bin/sh", "-c", 'echo "${VHPC_JOB_GUESTS:-1}"'])
+    step = first.start("vhpc-guests", ["/bin/sh", "-c", f'echo {MARK}; echo "${{VHPC_JOB_GUESTS:-1}}"'])
     try:
-        line = step.read_line(16, PROBE_S)
+        line = step.read_line(16, PROBE_S) if step.begins(PROBE_S) else b""
         if line == b"" and (code := step.wait(PROBE_S)) != 0:
             raise first.failure(step, code)
     finally:

@@ -21,6 +21,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.imports import Parent, parent_of, save_files
 from vhpc_slurm.model import ImageRef
 from vhpc_slurm.progress import Amount
+from vhpc_slurm.slurm.steps import MARK
 
 CHUNK = 1 << 20
 OF_THE_JOB = (
@@ -34,6 +35,7 @@ OF_THE_JOB = (
 )
 """Files that the agent writes for one job, and temporary files."""
 SCRIPT = f"""
+echo {MARK}
 set -u
 if [ "$(id -u)" = 0 ]; then root=
 elif command -v sudo >/dev/null; then root="sudo -n"
@@ -88,6 +90,8 @@ def _parent(config: Config, job_id: int, name: str) -> Parent:
 def _copy(source: IO[bytes], target: IO[bytes], limit: int, progress: Callable[[str], None]) -> None:
     """Copy to the end, and say how much; UserError beyond the limit."""
     size = 0
+    while (line := source.readline(CHUNK)) and line != f"{MARK}\n".encode():
+        pass
     while chunk := source.read(CHUNK):
         size += len(chunk)
         if size > limit:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from vhpc_slurm.slurm.steps import MARK
+
 if TYPE_CHECKING:
     from guest_rig import Guest
     from step_rig import StepSite
@@ -123,6 +125,13 @@ def test_it_works_over_the_channel_of_a_guest(site: StepSite, guest: Guest) -> N
     assert seen(site.folder / "back") == seen(source)
 
 
+def test_text_of_a_task_prolog_is_no_part_of_a_copy(site: StepSite) -> None:
+    site.before(f"printf 'said by\\n\\nf 644 1 1\\nthe {MARK}\\nsite\\n'")
+    (site.guest / "y").write_text("x")
+    assert site.run("cp", "7:y", "y") == (0, b"", "")
+    assert (site.folder / "y").read_text() == "x"
+
+
 def test_one_of_several_guests_gets_the_file(site: StepSite) -> None:
     (site.folder / "x").write_text("x")
     site.script("sh", "#!/bin/sh\n")
@@ -212,7 +221,7 @@ def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signa
     assert not (site.guest / "y").exists()
     (site.folder / "cat").unlink()
     (site.guest / "y").write_bytes(bytes(64 * MIB))
-    site.before("exec sh -c 'echo f 644 67108864 1; cat /dev/zero'")
+    site.before("exec sh -c 'echo vhpc-begin; echo f 644 67108864 1; cat /dev/zero'")
     process = site.start("cp", "7:y", "back")
     time.sleep(1)
     process.send_signal(number)
@@ -232,7 +241,7 @@ def test_an_interrupted_copy_leaves_no_file(site: StepSite, number: signal.Signa
     ],
 )
 def test_a_hostile_answer_leaves_nothing(site: StepSite, answer: str, expected: str) -> None:
-    site.before(f"exec 2>/dev/null; sh -c '{answer.replace(chr(39), chr(34))}'; exit 0")
+    site.before(f"exec 2>/dev/null; echo {MARK}; sh -c '{answer.replace(chr(39), chr(34))}'; exit 0")
     code, _, said = site.run("cp", "7:x", "new")
     assert (code, len(said.splitlines())) == (1, 1), said
     assert expected in said

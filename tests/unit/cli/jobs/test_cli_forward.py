@@ -311,6 +311,7 @@ def test_jobs_that_have_no_guest_for_the_user(site: StepSite, monkeypatch: pytes
             "the step in job 7 failed: vhpc-run: the guest has ended",
         ),
         ("head -c 100000 /dev/zero; sleep 60", "the guest of n1 violates the protocol: a malformed frame"),
+        ("yes text; sleep 60", "violates the protocol: text before the first frame"),
         (
             "printf '\\2\\0\\0\\0\\1\\0\\0\\0\\n'; sleep 60",
             "violates the protocol: a frame before the first one",
@@ -322,6 +323,14 @@ def test_a_step_that_fails_is_one_line(site: StepSite, before: str, expected: st
     code, _, said = site.run("forward", "7", "0:80")
     assert (code, len(said.splitlines())) == (1, 1), said
     assert expected in said
+
+
+@pytest.mark.promise("tools.forward")
+def test_text_of_a_task_prolog_is_no_frame(site: StepSite) -> None:
+    site.before("printf 'said\\tby\\n\\n\\303\\244 site\\r\\n'")
+    with server(digest_after_the_end) as port, forwarded(site, f"0:{port}") as it, it.connect() as client:
+        client.shutdown(socket.SHUT_WR)
+        assert all_of(client) == hashlib.sha256(b"").hexdigest().encode()
 
 
 @pytest.mark.promise("tools.forward")

@@ -26,6 +26,7 @@ from vhpc_slurm.importing.source import Source
 SRUN = """#!/bin/sh
 echo "$*" >> {folder}/asked
 [ -z "$VHPC_IMAGE$SLURM_JOB_ID" ] || exit 99
+printf 'said by the site\\n\\nvhpc-begin\\n'
 {files}
 """
 
