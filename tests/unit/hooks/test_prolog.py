@@ -353,7 +353,7 @@ def slow_boot(node: Node, monkeypatch: pytest.MonkeyPatch, reason: str, *, at_en
     ended = AccountedJob("42", "TIMEOUT", 61, 1, "alice", "")
     monkeypatch.setattr(Accounting, "job", lambda *_: ended)
     monkeypatch.setattr(
-        Accounting, "set_comment", lambda _, job, text: node.comments.append((job.name, text))
+        Accounting, "set_comment", lambda _, job, text: node.comments.append((int(job.name), text))
     )
     node.answers = [node.lease, replace(node.lease, state=LeaseState.ENDING)]
     assert node.run() == 0
@@ -366,7 +366,7 @@ def test_a_boot_that_takes_the_whole_time_limit_is_explained(
 ) -> None:
     slow_boot(node, monkeypatch, "TimeLimit")
     text = f"{OUT_OF_TIME}: it took 61 s, 61 s of it in the stage agent"
-    assert [job for job, _ in node.comments] == ["42"]
+    assert [job for job, _ in node.comments] == [42]
     assert f"; {text}" in node.comments[0][1]
     (report,) = node.reports
     assert report.lines[-1].startswith(text)
