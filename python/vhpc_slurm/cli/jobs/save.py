@@ -13,7 +13,7 @@ import msgspec
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import Owner, catalog_for, resolve_for
 from vhpc_slurm.cli import context, options, output
-from vhpc_slurm.cli.jobs.forward import AGENT
+from vhpc_slurm.cli.jobs.steprelay import AGENT
 from vhpc_slurm.cli.options import CatalogFolder, JobId, Json, NewImage
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
