@@ -11,7 +11,7 @@ import re
 import pytest
 from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, highest, strings, values
 
-from vhpc_slurm.cli.jobs import forward
+from vhpc_slurm.cli.jobs import steprelay
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import LEAST_MTU, Network
 from vhpc_slurm.domain import boot
@@ -68,7 +68,7 @@ def test_the_variable_with_names_of_export_is_one() -> None:
 def test_folders_of_covered_commands_agree() -> None:
     found = strings((AGENT / "commands.h").read_text())
     assert found["COMMANDS_PATH"].split(":") == list(owncommands.FOLDERS)
-    assert owncommands.AGENT == forward.AGENT
+    assert owncommands.AGENT == steprelay.AGENT
 
 
 # --- the guest channel -------------------------------------------------------
