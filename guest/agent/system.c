@@ -26,8 +26,8 @@ static const struct mount_point points[] = {
     {"sysfs", "/sys", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
     {"devtmpfs", "/dev", MS_NOSUID, "mode=0755", 0755},
     {"devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "gid=5,mode=620,ptmxmode=666", 0755},
-    {"tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777", 01777},
-    {"tmpfs", "/run", MS_NOSUID | MS_NODEV, "mode=0755", 0755},
+    {"tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777,size=50%", 01777},
+    {"tmpfs", "/run", MS_NOSUID | MS_NODEV, "mode=0755,size=10%", 0755},
     {"cgroup2", "/sys/fs/cgroup", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
 };
 

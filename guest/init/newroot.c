@@ -56,8 +56,30 @@ static void wait_for_device(const char *path, unsigned wait_s)
         die(ENOTBLK, "cannot use block device %s", path);
 }
 
+/*
+ * Programs put files into /dev/shm, and into the writable layer if it is in memory. They share one
+ * limit: pages of full file systems belong to no process, so the kernel could not free memory by
+ * killing one. The folder shm lies beside the layer. /dev moves to the new root with it.
+ */
+static void mount_shared_memory(bool layer_in_memory, const char *data)
+{
+    const unsigned long flags = MS_NOSUID | MS_NODEV;
+
+    mkdir_or_die("/dev/shm");
+    if (!layer_in_memory) {
+        mount_or_die("tmpfs", "/dev/shm", "tmpfs", flags, data);
+    } else {
+        mkdir_or_die(RW_DIR "/shm");
+        mount_or_die(RW_DIR "/shm", "/dev/shm", "bind", MS_BIND, NULL);
+        mount_or_die("none", "/dev/shm", "bind", MS_BIND | MS_REMOUNT | flags, NULL);
+    }
+    if (chmod("/dev/shm", 01777) != 0)
+        die(errno, "cannot set the mode of /dev/shm");
+}
+
 void mount_root(const struct init_options *options)
 {
+    const bool layer_in_memory = options->disk[0] == '\0';
     char data[OPTION_SIZE + 64];
     char checked[VERITY_DEVICE_SIZE];
     const char *root = options->root;
@@ -71,16 +93,17 @@ void mount_root(const struct init_options *options)
     mkdir_or_die(RW_DIR);
     mkdir_or_die(NEW_ROOT);
     mount_or_die(root, LOWER_DIR, options->rootfstype, MS_RDONLY, NULL);
-    if (options->disk[0] != '\0') {
+    snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);
+    if (!layer_in_memory) {
         wait_for_device(options->disk, options->rootwait_s);
         /* noinit_itable: the kernel must not fill the disk with tables that are not needed */
         mount_or_die(options->disk, RW_DIR, "ext4", 0, "noinit_itable");
     } else {
-        snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);
         mount_or_die("tmpfs", RW_DIR, "tmpfs", 0, data);
     }
     if (options->mounted_disk[0] != '\0')
         wait_for_device(options->mounted_disk, options->rootwait_s); /* the agent does not wait */
+    mount_shared_memory(layer_in_memory, data);
     mkdir_or_die(RW_DIR "/upper");
     mkdir_or_die(RW_DIR "/work");
     mount_or_die("overlay", NEW_ROOT, "overlay", 0,
@@ -125,7 +148,7 @@ void install_agent(void)
     struct stat st;
 
     make_mount_point(NEW_ROOT "/run");
-    mount_or_die("tmpfs", NEW_ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=20%");
+    mount_or_die("tmpfs", NEW_ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=10%");
     mkdir_or_die(NEW_ROOT "/run/vhpc");
     if (stat(AGENT_SOURCE, &st) != 0 && errno == ENOENT)
         return; /* the image has its own; if not, exec reports it */

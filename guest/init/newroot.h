@@ -11,7 +11,8 @@
 #define AGENT_TARGET "/run/vhpc/vhpc-agent"
 
 /* Waits for the root device and mounts it read-only, through dm-verity if it has a hash tree, below
- * an overlay whose upper layer is a tmpfs, or the guest's own disk; or dies. */
+ * an overlay whose upper layer is a tmpfs, which /dev/shm shares, or the guest's own disk; or dies.
+ */
 void mount_root(const struct init_options *options);
 
 /* Mounts /run in the new root and copies the agent there, or dies. */

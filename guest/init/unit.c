@@ -63,6 +63,15 @@ static void write_text(const char *path, const char *text)
         die(errno, "cannot write %s", path);
 }
 
+static void link_to(const char *target, const char *new_root, const char *place)
+{
+    char path[512];
+
+    path_in(path, sizeof path, new_root, place);
+    if (symlink(target, path) != 0)
+        die(errno, "cannot create the link %s", path);
+}
+
 void install_unit(const char *new_root)
 {
     char path[512];
@@ -75,8 +84,7 @@ void install_unit(const char *new_root)
         path_in(path, sizeof path, new_root, files[i].path);
         write_text(path, files[i].text);
     }
-    path_in(path, sizeof path, new_root,
-            "/run/systemd/system/multi-user.target.wants/vhpc-agent.service");
-    if (symlink(UNIT, path) != 0)
-        die(errno, "cannot create the link %s", path);
+    link_to(UNIT, new_root, "/run/systemd/system/multi-user.target.wants/vhpc-agent.service");
+    /* /tmp is a folder of the writable layer, whose size has a limit, or which is on a disk. */
+    link_to("/dev/null", new_root, "/run/systemd/system/tmp.mount");
 }

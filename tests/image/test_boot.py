@@ -46,7 +46,8 @@ def test_the_console_is_empty_before_the_agent(booted: Boot) -> None:
 
 def test_the_root_is_an_overlay_with_kernel_filesystems_and_run(booted: Boot) -> None:
     mounts = {line.split()[1]: line.split()[2] for line in booted.said("mount")}
-    assert mounts == {"/": "overlay", "/dev": "devtmpfs", "/proc": "proc", "/sys": "sysfs", "/run": "tmpfs"}
+    kernel = {"/dev": "devtmpfs", "/proc": "proc", "/sys": "sysfs"}
+    assert mounts == {"/": "overlay", "/run": "tmpfs", "/dev/shm": "tmpfs", **kernel}
     assert booted.said("overlay") == ["writable"]
     assert booted.said("port") == ["yes"]
 

@@ -49,6 +49,7 @@ static int clean(void **state)
         "/run/systemd/system/multi-user.target.wants/vhpc-agent.service",
         "/run/systemd/system/multi-user.target.wants",
         "/run/systemd/system/vhpc-agent.service",
+        "/run/systemd/system/tmp.mount",
         "/run/systemd/system",
         "/run/systemd/network/00-vhpc.network",
         "/run/systemd/network",
@@ -69,10 +70,21 @@ static int clean(void **state)
     return 0;
 }
 
+static void assert_link(const char *path, const char *expected)
+{
+    char target[PATH_MAX], full[PATH_MAX];
+    ssize_t n;
+
+    assert_true(snprintf(full, sizeof full, "%s%s", root, path) < (int)sizeof full);
+    n = readlink(full, target, sizeof target - 1);
+    assert_true(n > 0);
+    target[n] = '\0';
+    assert_string_equal(target, expected);
+}
+
 static void the_init_finds_a_unit_that_it_starts(void **state)
 {
-    char text[2048], target[PATH_MAX], full[PATH_MAX];
-    ssize_t n;
+    char text[2048];
 
     (void)state;
     install_unit(root);
@@ -80,13 +92,9 @@ static void the_init_finds_a_unit_that_it_starts(void **state)
     assert_non_null(strstr(text, "\nExecStart=/run/vhpc/vhpc-agent\n"));
     assert_non_null(strstr(text, "\nDelegate=yes\n"));
     assert_non_null(strstr(text, "\nFailureAction=poweroff-force\n"));
-    assert_true(snprintf(full, sizeof full, "%s%s", root,
-                         "/run/systemd/system/multi-user.target.wants/vhpc-agent.service") <
-                (int)sizeof full);
-    n = readlink(full, target, sizeof target - 1);
-    assert_true(n > 0);
-    target[n] = '\0';
-    assert_string_equal(target, "/run/systemd/system/vhpc-agent.service");
+    assert_link("/run/systemd/system/multi-user.target.wants/vhpc-agent.service",
+                "/run/systemd/system/vhpc-agent.service");
+    assert_link("/run/systemd/system/tmp.mount", "/dev/null"); /* /tmp is on the root */
     read_file("/run/systemd/network/00-vhpc.network", text, sizeof text);
     assert_non_null(strstr(text, "Unmanaged=yes"));
     read_file("/run/NetworkManager/conf.d/vhpc.conf", text, sizeof text);
