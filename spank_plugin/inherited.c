@@ -71,7 +71,7 @@ void vhpc_forget_guest(void)
     static const char *const names[] = {
         "VHPC_JOB_GENERATION", "VHPC_JOB_IMAGE",   "VHPC_JOB_GUESTS", "VHPC_GUEST",
         "VHPC_NODELIST",       "VHPC_PKEY",        "VHPC_SESSION",    "VHPC_CWD",
-        "VHPC_HOSTFILE",       "VHPC_MACHINEFILE",
+        "VHPC_HOSTFILE",       "VHPC_MACHINEFILE", "VHPC_MEM_MB",
     };
     const char *file = getenv("NCCL_TOPO_FILE");
 

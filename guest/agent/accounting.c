@@ -50,6 +50,7 @@ void accounting_exit_fields(struct task *t, struct buf *b)
         return;
     step->oom_told = true;
     (void)tlv_put_u64(b, TAG_OOM_KILLS, u.value[USAGE_OOM]);
+    (void)tlv_put_u64(b, TAG_MEMORY_KIB, s->agent->memory_mib * 1024);
 }
 
 /* --- the reply -------------------------------------------------------------------- */

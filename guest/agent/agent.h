@@ -93,6 +93,7 @@ struct agent {
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
     struct usage_table usage;
+    uint64_t memory_mib; /* memory.h: that programs can use; 0 = no program has started */
 };
 
 /* host.c */

@@ -18,6 +18,7 @@
 #include "devnodes.h"
 #include "forward.h"
 #include "imageenv.h"
+#include "memory.h"
 #include "reach.h"
 #include "pmix.h"
 #include "rootfiles.h"
@@ -294,6 +295,7 @@ int main(int argc, char **argv)
         static struct image_env image_env;
         image_env_load_all(&image_env);
         agent.image_env = image_env.count > 0 ? &image_env : NULL;
+        memory_score(MEMORY_AGENT);
         system_prevent_thrashing();
     }
     fill_hello(&agent);

@@ -14,6 +14,7 @@
 
 #include "accounting.h"
 #include "agent.h"
+#include "memory.h"
 #include "tmpdir.h"
 
 static int set_identity(const struct execspec *spec)
@@ -72,8 +73,10 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     }
     child_limits(spec);
     unlimit_locked_memory();
-    if (s->agent->system)
+    if (s->agent->system) {
+        memory_score(MEMORY_PROGRAM);
         tmpdir_make(spec);
+    }
     rc = set_identity(spec);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't become uid %u: %s", spec->uid,

@@ -13,6 +13,7 @@
 #include "hostfile.h"
 #include "imageenv.h"
 #include "locales.h"
+#include "memory.h"
 #include "network.h"
 #include "reach.h"
 #include "ssh.h"
@@ -40,7 +41,7 @@ static int begin(struct session *s)
         return rc;
     execspec_drop_env(&s->spec, "VHPC_SESSION=");
     (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->id, (int)getpid());
-    if (execspec_add_env(&s->spec, number) < 0)
+    if (execspec_add_env(&s->spec, number) < 0 || memory_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
         fabric_environment(s->agent->fabric, &s->spec) < 0)

@@ -14,6 +14,7 @@
 
 #include "commands.h"
 #include "file.h"
+#include "memory.h"
 
 #define PRIVATE_HEAD "-----BEGIN OPENSSH PRIVATE KEY-----\n"
 
@@ -178,6 +179,7 @@ static _Noreturn void become_sshd(const struct agent *a, int link)
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)setsid();
     cgroup_enter_login(a);
+    memory_score(MEMORY_PROGRAM);
     /* MPI programs lock memory; slurmd's own unit sets no limit either. */
     (void)setrlimit(RLIMIT_MEMLOCK, &unlimited);
     if (dup2(link, STDIN_FILENO) >= 0 && dup2(link, STDOUT_FILENO) >= 0)

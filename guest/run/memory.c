@@ -10,9 +10,17 @@
 
 #include "run.h"
 
+/* The option of sbatch that the job's memory comes from. */
+static const char *option(void)
+{
+    if (getenv("SLURM_MEM_PER_CPU") != NULL)
+        return "--mem-per-cpu";
+    return getenv("SLURM_MEM_PER_GPU") != NULL ? "--mem-per-gpu" : "--mem";
+}
+
 void run_report_memory(const struct execspec *spec, const struct front_result *r)
 {
-    char host[256] = "this node";
+    char host[256] = "this node", had[64] = "has no more";
     const char *job = getenv("SLURM_JOB_ID");
     const char *node = getenv("SLURMD_NODENAME");
     const char *step = spec->step != NULL ? spec->step : "(none)";
@@ -20,9 +28,11 @@ void run_report_memory(const struct execspec *spec, const struct front_result *r
         return;
     (void)gethostname(host, sizeof host - 1);
     job = job != NULL ? job : "(none)";
+    if (r->memory_kib > 0)
+        (void)snprintf(had, sizeof had, "has %" PRIu64 " MiB for programs", r->memory_kib / 1024);
     (void)fprintf(stderr,
                   "vhpc: step %s.%s: a program in the guest of %s was killed for memory "
-                  "(memory.events oom_kill: %" PRIu64 "); the guest has no more: ask for more with "
-                  "--mem, see: vhpc seff %s\n",
-                  job, step, node != NULL ? node : host, r->oom_kills, job);
+                  "(memory.events oom_kill: %" PRIu64 "); the guest %s: ask for more with %s, see: "
+                  "vhpc seff %s\n",
+                  job, step, node != NULL ? node : host, r->oom_kills, had, option(), job);
 }

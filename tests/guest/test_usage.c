@@ -9,6 +9,7 @@
 #include "accounting.h"
 #include "agent.h"
 #include "check.h"
+#include "memory.h"
 #include "tlv.h"
 
 static char dir[64];
@@ -224,7 +225,7 @@ static void a_step_tells_once_that_memory_was_short(void **state)
     static char zero[] = "0";
     struct buf b = {0};
     (void)state;
-    a = (struct agent){.cgroup = dir};
+    a = (struct agent){.cgroup = dir, .memory_mib = 345};
     s = (struct session){.agent = &a, .id = 7, .started = true, .cgroup_made = true};
     s.spec.step = zero;
     s.task.arg = &s;
@@ -237,10 +238,43 @@ static void a_step_tells_once_that_memory_was_short(void **state)
     assert_int_equal(t.tag, TAG_OOM_KILLS);
     assert_int_equal(tlv_u64(&t, &kills), 0);
     assert_int_equal(kills, 2);
+    assert_int_equal(tlv_next(&r, &t), 1);
+    assert_int_equal(t.tag, TAG_MEMORY_KIB);
+    assert_int_equal(tlv_u64(&t, &kills), 0);
+    assert_int_equal(kills, 345 * 1024);
     size_t before = b.len;
     accounting_exit_fields(&s.task, &b);
     assert_int_equal(b.len, before);
     buf_free(&b);
+}
+
+/* As /proc/meminfo has it. */
+static const char meminfo[] = "MemTotal:         406212 kB\nMemFree:          352360 kB\n"
+                              "MemAvailable:     353868 kB\nBuffers:               0 kB\n";
+
+/* promise: memory.figure */
+static void programs_know_how_much_memory_they_can_use(void **state)
+{
+    static struct agent a = {.memory_mib = 345};
+    struct execspec spec = {0};
+    char path[128];
+    (void)state;
+    put_file("io.stat", meminfo);
+    (void)snprintf(path, sizeof path, "%s/io.stat", dir);
+    assert_int_equal(memory_available(path), 345);
+    put_file("io.stat", "MemTotal: 5 kB\n");
+    assert_int_equal(memory_available(path), 0);
+    assert_int_equal(memory_available("/none"), 0);
+    /* that of another guest, or of an earlier job */
+    assert_int_equal(execspec_add_env(&spec, "VHPC_MEM_MB=7"), 0);
+    assert_int_equal(memory_environment(&a, &spec), 0);
+    assert_string_equal(execspec_getenv(&spec, "VHPC_MEM_MB"), "345");
+    execspec_free(&spec);
+    /* the first program asks the kernel, and the figure stays */
+    a.memory_mib = 0;
+    assert_int_equal(memory_environment(&a, &spec), 0);
+    assert_true(a.memory_mib > 0);
+    execspec_free(&spec);
 }
 
 int main(void)
@@ -253,6 +287,8 @@ int main(void)
         cmocka_unit_test(odd_names_are_no_steps),
         cmocka_unit_test_setup_teardown(the_reply_has_ended_and_running_programs, setup, teardown),
         cmocka_unit_test_setup_teardown(a_step_tells_once_that_memory_was_short, setup, teardown),
+        cmocka_unit_test_setup_teardown(programs_know_how_much_memory_they_can_use, setup,
+                                        teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

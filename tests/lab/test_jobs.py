@@ -165,7 +165,7 @@ def test_the_environment_is_the_one_a_job_without_guest_has(lab: Lab) -> None:
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     theirs, ours = names(outside.output()), names(inside.output())
-    ignore = {"_", "VHPC_SESSION", "SLURM_TASK_PID"}
+    ignore = {"_", "VHPC_SESSION", "VHPC_MEM_MB", "SLURM_TASK_PID"}
     assert set(ours) - set(theirs) - ignore == {
         "SLURM_SPANK_VHPC_IMAGE",
         "SLURM_SPANK__SLURM_SPANK_OPTION_vhpc_vhpc_image",

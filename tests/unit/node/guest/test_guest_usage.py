@@ -244,9 +244,20 @@ def test_a_guest_that_has_ended_has_no_figures(tmp_path: Path) -> None:
 # --- the line ----------------------------------------------------------------------------
 
 
-def test_a_program_killed_for_memory_is_one_line(late_guest: Guest) -> None:
-    """The agent's word, as docs/guest-protocol.md has it: OOM_KILLS(138) in EXIT."""
-    run = late_guest.popen("true", SLURM_JOB_ID="42", SLURM_STEP_ID="0", SLURMD_NODENAME="n1")
+@pytest.mark.promise("usage.oom")
+@pytest.mark.parametrize(
+    ("memory", "kib", "had", "option"),
+    [
+        ({}, 353868, b"has 345 MiB for programs", b"--mem"),
+        ({"SLURM_MEM_PER_CPU": "700"}, 353868, b"has 345 MiB for programs", b"--mem-per-cpu"),
+        ({"SLURM_MEM_PER_GPU": "700"}, 0, b"has no more", b"--mem-per-gpu"),
+    ],
+)
+def test_a_program_killed_for_memory_is_one_line(
+    late_guest: Guest, memory: dict[str, str], kib: int, had: bytes, option: bytes
+) -> None:
+    """The agent's word, as docs/guest-protocol.md has it: OOM_KILLS(138) and MEMORY_KIB(66) in EXIT."""
+    run = late_guest.popen("true", SLURM_JOB_ID="42", SLURM_STEP_ID="0", SLURMD_NODENAME="n1", **memory)
     end = wire.FrameStream(late_guest.agent_end)
     until = time.monotonic() + limit(WAIT_S)
     versions = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
@@ -256,11 +267,12 @@ def test_a_program_killed_for_memory_is_one_line(late_guest: Guest) -> None:
     started = wire.put(wire.Tag.PID, 7)
     over = wire.put(wire.Tag.EXIT_SIGNAL, 9) + wire.put(wire.Tag.CORE, 0)
     over += wire.put(wire.Tag.OOM_KILLS, struct.pack("<Q", 2))
+    over += wire.put(wire.Tag.MEMORY_KIB, struct.pack("<Q", kib)) if kib else b""
     for kind, body, fd in ((5, started, 0), (7, b"", 1), (7, b"", 2), (11, over, 0)):
         late_guest.agent_end.sendall(struct.pack("<IBBHII", len(body), kind, fd, 0, 1, 0) + body)
     _, errors = run.communicate(timeout=WAIT_S)
     assert run.returncode == -9
     assert errors == (
         b"vhpc: step 42.0: a program in the guest of n1 was killed for memory (memory.events oom_kill: 2); "
-        b"the guest has no more: ask for more with --mem, see: vhpc seff 42\n"
+        b"the guest %b: ask for more with %b, see: vhpc seff 42\n" % (had, option)
     )
