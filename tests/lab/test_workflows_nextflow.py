@@ -17,14 +17,14 @@ OPENED = (
 )
 
 
-def _start(lab: Lab, folder: str, *options: str) -> flows.Client:
+def _start(lab: Lab, folder: str, *options: str, file: str = "count.nf") -> flows.Client:
     flows.nextflow(lab)
-    flows.workflow(lab, folder, "count.nf")
+    flows.workflow(lab, folder, file)
     opened = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
     run = f"~/nextflow/java/bin/java -Xmx400m {opened} -cp ~/nextflow/jars/'*' nextflow.cli.Launcher"
     script = (
         f"cd ~/{folder}; export NXF_OFFLINE=true NXF_EXECUTOR=slurm;"
-        f" exec {run} run count.nf {' '.join(options)}"
+        f" exec {run} run {file} {' '.join(options)}"
     )
     return flows.Client(lab, script)
 
@@ -35,6 +35,14 @@ def test_nextflow_runs_its_processes_in_guests(lab: Lab) -> None:
     total = lab.read("alice", "nextflow-flow/total.txt")
     flows.lines_of(lab, total)
     assert flows.accounted(lab, total) == {"COMPLETED"}
+
+
+@pytest.mark.promise("memory.kill")
+def test_a_process_killed_for_memory_is_tried_with_more(lab: Lab) -> None:
+    client = _start(lab, "nextflow-eat", file="hungry.nf")
+    assert client.end() == 0, client.said()
+    assert "exit status (137)" in client.said(), client.said()
+    flows.fed(lab, lab.read("alice", "nextflow-eat/fed.txt"), "2")
 
 
 def test_an_interrupted_nextflow_leaves_no_guest(lab: Lab) -> None:

@@ -35,6 +35,14 @@ def test_snakemake_runs_rules_in_guests(lab: Lab) -> None:
     _total(lab, "snakemake-flow")
 
 
+@pytest.mark.promise("memory.kill")
+def test_a_rule_killed_for_memory_is_tried_with_more(lab: Lab) -> None:
+    flows.workflow(lab, "snakemake-eat", "Snakefile")
+    client = flows.Client(lab, RUN.format(folder="snakemake-eat", target="fed.txt"))
+    assert client.end() == 0, client.said()
+    flows.fed(lab, lab.read("alice", "snakemake-eat/fed.txt"), "1800")
+
+
 def test_snakemake_in_a_guest_submits_jobs_with_guests(lab: Lab) -> None:
     flows.workflow(lab, "snakemake-guest", "Snakefile")
     script = "exec bash -c '. ~/run-snakemake'"

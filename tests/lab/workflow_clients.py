@@ -78,6 +78,17 @@ def lines_of(lab: Lab, text: str, counts: list[str] = COUNTS, jobs: int | None =
     assert len({row[3] for row in rows}) == (len(rows) if jobs is None else jobs), text
 
 
+def fed(lab: Lab, text: str, attempt: str) -> None:
+    """The line "ATTEMPT MIB JOB" is of this attempt, and the job before it was killed for memory."""
+    said, memory, number = text.split()
+    assert said == attempt
+    assert 1000 < int(memory) < 1800
+    before = int(number) - 1
+    states = [Job(lab, job, "alice").accounted()[0] for job in (before, before + 1)]
+    assert states == ["FAILED", "COMPLETED"]
+    assert lab.vhpc("ctl", "seff", str(before))["total"]["oom_kills"] >= 1
+
+
 def accounted(lab: Lab, text: str) -> set[str]:
     """States of the jobs that the lines name."""
     return {Job(lab, int(line.split()[3]), "alice").accounted()[0] for line in text.splitlines()}
