@@ -224,6 +224,8 @@ void system_mount_all(void);
 bool system_parameter(const char *word, char *path, size_t size);
 /* Have the kernel kill a program that uses up the memory soon; for a guest's own agent. */
 void system_prevent_thrashing(void);
+/* Let programs have as many open files and processes as on a node. */
+void system_raise_numbers(void);
 _Noreturn void system_poweroff(void);
 /*
  * Open the agent's virtio-serial port; waits for the port and for the host. -EINTR when the agent

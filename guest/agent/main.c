@@ -297,6 +297,7 @@ int main(int argc, char **argv)
         agent.image_env = image_env.count > 0 ? &image_env : NULL;
         memory_score(MEMORY_AGENT);
         system_prevent_thrashing();
+        system_raise_numbers();
     }
     fill_hello(&agent);
     cgroup_init(&agent);

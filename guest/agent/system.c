@@ -2,7 +2,9 @@
 /* PID 1 of a lean guest: the file systems that programs expect, and power-off. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
@@ -113,6 +115,31 @@ void system_prevent_thrashing(void)
     if (read(fd, now, sizeof now - 1) > 0 && strcmp(now, "0\n") == 0)
         (void)!pwrite(fd, ms, sizeof ms - 1, 0);
     (void)close(fd);
+}
+
+/*
+ * Numbers of files and processes for which the kernel's default is less than what systemd sets on
+ * nodes: programs then have all of the limits that come with their EXEC. A larger number stays.
+ */
+void system_raise_numbers(void)
+{
+    static const struct {
+        const char *path;
+        long long least;
+    } numbers[] = {{"/proc/sys/fs/nr_open", 1073741816},
+                   {"/proc/sys/fs/file-max", LLONG_MAX},
+                   {"/proc/sys/kernel/pid_max", 4194304}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        char text[32] = "";
+        int fd = open(numbers[i].path, O_RDWR | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        if (read(fd, text, sizeof text - 1) > 0 && strtoll(text, NULL, 10) < numbers[i].least) {
+            int n = snprintf(text, sizeof text, "%lld", numbers[i].least);
+            (void)!pwrite(fd, text, (size_t)n, 0);
+        }
+        (void)close(fd);
+    }
 }
 
 _Noreturn void system_poweroff(void)
