@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,13 +21,15 @@ void memory_score(const char *score)
 
 uint64_t memory_available(const char *file)
 {
+    static const char name[] = "MemAvailable:";
     char line[256];
     uint64_t kib = 0;
     FILE *f = fopen(file, "re");
     if (f == NULL)
         return 0;
     while (kib == 0 && fgets(line, sizeof line, f) != NULL)
-        (void)sscanf(line, "MemAvailable: %" SCNu64 " kB", &kib);
+        if (strncmp(line, name, sizeof name - 1) == 0)
+            kib = strtoull(line + sizeof name - 1, NULL, 10);
     (void)fclose(f);
     return kib / 1024;
 }

@@ -59,7 +59,7 @@ static void wait_for_device(const char *path, unsigned wait_s)
 /*
  * Programs put files into /dev/shm, and into the writable layer if it is in memory. They share one
  * limit: pages of full file systems belong to no process, so the kernel could not free memory by
- * killing one. The folder shm lies beside the layer. /dev moves to the new root with it.
+ * killing one. The folder shm is next to the layer. /dev moves to the new root with it.
  */
 static void mount_shared_memory(bool layer_in_memory, const char *data)
 {

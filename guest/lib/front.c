@@ -86,10 +86,8 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
     uint32_t value = 0;
     bool known = false, by_signal = false;
     while (tlv_next(&r, &t) > 0) {
-        if (t.tag == TAG_OOM_KILLS)
-            (void)tlv_u64(&t, &f->result.oom_kills);
-        if (t.tag == TAG_MEMORY_KIB)
-            (void)tlv_u64(&t, &f->result.memory_kib);
+        if (t.tag == TAG_OOM_KILLS || t.tag == TAG_MEMORY_KIB)
+            (void)tlv_u64(&t, t.tag == TAG_OOM_KILLS ? &f->result.oom_kills : &f->result.had_kib);
         if ((t.tag != TAG_EXIT_CODE && t.tag != TAG_EXIT_SIGNAL) || tlv_u32(&t, &value) < 0)
             continue;
         known = true;

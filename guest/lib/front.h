@@ -27,8 +27,8 @@ struct front_result {
     enum front_end end;
     int value;
     char text[1024];
-    uint64_t oom_kills;  /* processes of the program that were killed for memory, if that is new */
-    uint64_t memory_kib; /* that programs had there; 0 = not known */
+    uint64_t oom_kills; /* processes of the program that were killed for memory, if that is new */
+    uint64_t had_kib;   /* of memory, that programs had there; 0 = not known */
 };
 
 struct front {

@@ -28,8 +28,8 @@ void run_report_memory(const struct execspec *spec, const struct front_result *r
         return;
     (void)gethostname(host, sizeof host - 1);
     job = job != NULL ? job : "(none)";
-    if (r->memory_kib > 0)
-        (void)snprintf(had, sizeof had, "has %" PRIu64 " MiB for programs", r->memory_kib / 1024);
+    if (r->had_kib > 0)
+        (void)snprintf(had, sizeof had, "has %" PRIu64 " MiB for programs", r->had_kib / 1024);
     (void)fprintf(stderr,
                   "vhpc: step %s.%s: a program in the guest of %s was killed for memory "
                   "(memory.events oom_kill: %" PRIu64 "); the guest %s: ask for more with %s, see: "

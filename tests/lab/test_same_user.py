@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do with a running job, and what they have set before: in a guest as outside of it."""
+"""Terminals, requeue and settings of a user are the same in a guest as outside of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TERMINALS = (SOURCES / "terminals.py").read_text()
 
 
 def typed(lab: Lab, image: str | None) -> Any:
-    """What two shells in a job have said."""
+    """The answers of two shells in a job."""
     words = ["salloc", "-Q", "--no-shell", "-n1", "--mem=700", "-t", "15", "-J", "terminals"]
     lab.run("login", *words, *([f"--vhpc-image={image}"] if image else []), user="alice", timeout=300)
     out = lab.run("login", "squeue", "-h", "-n", "terminals", "-o", "%A", user="alice").out
