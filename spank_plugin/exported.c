@@ -70,6 +70,7 @@ void vhpc_sbatch_hide_export(void)
 {
     const char *value = getenv(of_options);
 
+    free(of_shell);
     of_shell = value == NULL ? NULL : strdup(value);
     if (of_shell != NULL)
         (void)unsetenv(of_options);

@@ -101,21 +101,38 @@ static bool parse_mounts(const struct vhpc_option *option, const char *text,
     return vhpc_mounts_check(parts, why);
 }
 
-/* The length of the name of NAME=VALUE; 0 if it is none, or a variable of the job. */
-static size_t variable_name(const char *text)
+static size_t name_length(const char *text)
 {
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
-    static const char *const jobs[] = {
-        "HOME=", "LOGNAME=", "OLDPWD=", "PWD=", "USER=", "PMI", "SLURM", "VHPC_"};
-    size_t length = strspn(text, letters);
-
-    for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++)
-        if (strncmp(text, jobs[i], strlen(jobs[i])) == 0)
-            return 0;
-    return text[length] == '=' && !isdigit((unsigned char)text[0]) ? length : 0;
+    return strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789");
 }
 
-/* NAME=VALUE,... */
+/* Whether this is a variable that says which job this is. */
+static bool is_of_the_job(const char *name, size_t length)
+{
+    static const char *const names[] = {"HOME", "LOGNAME", "OLDPWD", "PWD", "USER"};
+    static const char *const prefixes[] = {"PMI", "SLURM", "VHPC_"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strlen(names[i]) == length && strncmp(name, names[i], length) == 0)
+            return true;
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    return false;
+}
+
+/* The length of the name of NAME=VALUE or NAME; 0 if it is none, or a variable of the job. */
+static size_t variable_name(const char *text)
+{
+    size_t length = name_length(text);
+
+    if (isdigit((unsigned char)text[0]) || is_of_the_job(text, length) ||
+        (text[length] != '=' && text[length] != ',' && text[length] != '\0'))
+        return 0;
+    return length;
+}
+
+/* NAME[=VALUE],... */
 static bool parse_variables(const struct vhpc_option *option, const char *text,
                             char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -130,7 +147,7 @@ static bool parse_variables(const struct vhpc_option *option, const char *text,
         if (name == 0)
             return false;
         for (const char *other = text; other != item; other = strchr(other, ',') + 1)
-            if (strncmp(other, item, name + 1) == 0)
+            if (name_length(other) == name && strncmp(other, item, name) == 0)
                 return false;
     }
     memcpy(value, text, length + 1);

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "buf.h"
 #include "slurm_args.h"
 
 #define MARK "VHPC_IMAGE_ENVIRONMENT="
@@ -229,15 +230,27 @@ static int apply(const struct image_env *e, const char *named, struct execspec *
     return rc < 0 ? rc : execspec_add_env(spec, e->mark);
 }
 
+/* The names that --export has, and those of the user's variables that this program has. */
+static int put_users_names(const struct image_env *e, const struct execspec *spec, struct buf *b)
+{
+    const char *exported = execspec_getenv(spec, IMAGE_ENV_EXPORTED);
+    int rc = exported == NULL ? 0 : buf_append(b, exported, strlen(exported));
+    for (size_t i = 0; i < spec->envc && rc == 0 && e != NULL; i++)
+        if (is_listed(e->kept, spec->envp[i])) {
+            rc = buf_append(b, ",", 1);
+            rc = rc < 0 ? rc : buf_append(b, spec->envp[i], strcspn(spec->envp[i], "="));
+        }
+    return rc < 0 ? rc : buf_append(b, "", 1);
+}
+
 int image_env_apply(const struct image_env *e, struct execspec *spec)
 {
-    const char *listed = execspec_getenv(spec, IMAGE_ENV_EXPORTED);
-    char *named = listed != NULL ? strdup(listed) : NULL;
-    if (listed != NULL && named == NULL)
-        return -ENOMEM;
+    struct buf users = {0};
+    int rc = put_users_names(e, spec, &users);
     execspec_drop_env(spec, IMAGE_ENV_EXPORTED "=");
-    int rc = e != NULL ? apply(e, named, spec) : 0;
-    free(named);
+    if (rc == 0 && e != NULL)
+        rc = apply(e, (const char *)buf_head(&users), spec);
+    buf_free(&users);
     return rc;
 }
 
@@ -246,5 +259,6 @@ void image_env_free(struct image_env *e)
     for (size_t i = 0; i < e->count; i++)
         free(e->entries[i]);
     free(e->entries);
+    free(e->kept);
     *e = (struct image_env){0};
 }

@@ -27,6 +27,7 @@ struct image_env {
     char **entries; /* NAME=VALUE */
     size_t count;
     size_t users;  /* how many of them, at the end, are the user's and not the image's */
+    char *kept;    /* NAME,NAME...: values of the host that those of the image do not replace */
     uint64_t hash; /* of the files */
     char mark[64]; /* the variable that shows that these values have been set */
 };

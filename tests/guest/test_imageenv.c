@@ -166,6 +166,25 @@ static void names_of_the_users_export_win(void **state)
     image_env_free(&e);
 }
 
+/* promise: job.env-option */
+static void variables_that_the_user_keeps_stay(void **state)
+{
+    static const char *const host[] = {"RETRY=2", "PATH=/host", NULL};
+    static char kept[] = "UNSET,RETRY,RETR";
+    struct execspec spec = {0};
+    struct image_env e;
+    (void)state;
+    assert_int_equal(parsed(&e, "RETRY=1\nUNSET=1\nPATH=/opt\nUNSET=2"), 0);
+    assert_non_null(e.kept = strdup(kept));
+    add_all(&spec, host);
+    assert_int_equal(image_env_apply(&e, &spec), 0);
+    assert_string_equal(execspec_getenv(&spec, "RETRY"), "2");
+    assert_string_equal(execspec_getenv(&spec, "UNSET"), "2"); /* the image's, as it has none */
+    assert_string_equal(execspec_getenv(&spec, "PATH"), "/opt");
+    execspec_free(&spec);
+    image_env_free(&e);
+}
+
 /* promise: image.export */
 static void values_of_the_image_yield_to_sruns_option(void **state)
 {
@@ -216,6 +235,7 @@ int main(void)
         cmocka_unit_test(other_lines_are_refused),
         cmocka_unit_test(the_image_wins_once),
         cmocka_unit_test(names_of_the_users_export_win),
+        cmocka_unit_test(variables_that_the_user_keeps_stay),
         cmocka_unit_test(values_of_the_image_yield_to_sruns_option),
         cmocka_unit_test(a_file_is_read),
         cmocka_unit_test(entries_of_a_list_become_variables),

@@ -73,3 +73,10 @@ def test_steps_name_variables_in_their_own_option(lab: Lab, image: str) -> None:
         "/bin/sh", "-c", "echo $RETRY $LEAKED; env | grep -c SLURM_VHPC", user="alice", check=False,
     )  # fmt: skip
     assert asked.out.split() == ["2", "7", "0"]
+
+
+@pytest.mark.promise("job.env-option")
+def test_users_keep_variables_of_the_submission(lab: Lab, image: str) -> None:
+    guest = found(lab, image, "--vhpc-env=LEAKED,RETRY")
+    assert guest["script"] == ["1", "7"], "RETRY is not in the submission"
+    assert guest["step"] == ["1", "7"]

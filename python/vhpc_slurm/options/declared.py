@@ -269,12 +269,13 @@ MOUNT = Option(
 ENV = Option(
     "env",
     Variables(1024),
-    "NAME=VALUE",
+    "NAME[=VALUE]",
     usage="variables for the programs of the guests; with commas between them",
     detail=(
         "Variables that programs have in the guests. They replace those of the submission, of the site and "
         "of the image where a program enters the guests; what a script sets afterwards stays, also in its "
-        "steps. NAME has letters, digits and _, and is none of the variables that say which job this is: "
+        "steps. NAME without a value keeps that of the submission, if there is one, against that of the "
+        "image. NAME has letters, digits and _, and is none of the variables that say which job this is: "
         "HOME, LOGNAME, OLDPWD, PWD, USER, PMI*, SLURM*, VHPC_*. VALUE has no commas. At most 1024 bytes; "
         "of several options the last one counts."
     ),

@@ -20,7 +20,7 @@ from vhpc_slurm.options.mountpoint import MOUNTS_MAX, mount_point_refusal, mount
 
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _VARIABLE = re.compile(
-    r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)=|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*=", re.ASCII
+    r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)(=|\Z)|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*(=|\Z)", re.ASCII
 )
 _BREAKS = "\u2028\u2029"
 
@@ -215,14 +215,14 @@ class Mounts(Grammar):
 class Variables(Grammar):
     """Variables of the environment, with commas between them."""
 
-    in_files = (str, dict)
+    in_files = (str, dict, list)
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.expected = (
-            f"NAME=VALUE is expected, or several with commas between them and at most {most} bytes without "
-            "control characters: names of letters, digits and '_', each once, but not HOME, LOGNAME, OLDPWD, "
-            "PWD, USER, PMI*, SLURM* or VHPC_*"
+            f"NAME=VALUE or NAME is expected, or several with commas between them and at most {most} bytes "
+            "without control characters: names of letters, digits and '_', each once, but not HOME, LOGNAME, "
+            "OLDPWD, PWD, USER, PMI*, SLURM* or VHPC_*"
         )
 
     def parse(self, text: str) -> str:

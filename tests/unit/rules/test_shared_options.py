@@ -170,8 +170,10 @@ def test_folders_at_second_places_are_the_same(plugin: Plugin) -> None:
 
 def test_variables_of_the_environment_are_the_same(plugin: Plugin) -> None:
     good = ["A=", "_a1=b c", "A=1,B=2", "A=B=C", "HOMES=/h", "A=1,AB=2", "PATH=/x:/y", f"A={'x' * 1022}"]
+    good += ["A", "A,B=1,C", "HOMES", "A=1,AB"]
     bad = [
-        "", "A", "=1", "1A=1", "A-B=1", "A=1,", ",A=1", "A=1,B", "A=1,A=2", "A=1,B=2,A=", "HOME=/", "USER=a",
+        "", "1A", "=1", "1A=1", "A-B=1", "A=1,", ",A=1", "A=1,A", "A,A", "HOME", "PMI_X",
+        "A=1,A=2", "A=1,B=2,A=", "HOME=/", "USER=a",
         "SLURM_JOB_ID=1", "VHPC_X=1", "PMI_RANK=1", "A=1,PWD=/", "A=a\x7f", "Ä=1", f"A={'x' * 1023}",
     ]  # fmt: skip
     said = plugin(ENV, *good, *bad)
