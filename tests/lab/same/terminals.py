@@ -41,7 +41,7 @@ class Shell:
         time.sleep(1.5)
 
     def ask(self, command: str) -> list[str]:
-        """The lines of a command's output."""
+        """The lines of a command's output; the terminal's own line breaks come at any time."""
         Shell.asked += 1
         self.type(f"{command}; echo end''of{Shell.asked}.\n")
         said, end = b"", time.monotonic() + 120
@@ -49,7 +49,7 @@ class Shell:
             if time.monotonic() > end or not select.select([self.terminal], [], [], 120)[0]:
                 raise TimeoutError(said)
             said += os.read(self.terminal, 4096)
-        return said.decode().replace("\r", "").splitlines()[:-1]
+        return [line for line in said.decode().replace("\r", "").splitlines()[:-1] if line]
 
     def end(self, status: int) -> int:
         """Leave the shell; returns the status of srun."""
