@@ -133,7 +133,7 @@ def test_a_refusal_has_its_reason_and_the_channel_stays_open(guest: Guest) -> No
         with pytest.raises(ChannelRefusedError, match="no field that this operation needs"):
             channel.disk("/scratch", 0, 0)
         with pytest.raises(ChannelRefusedError, match="each must be NAME=VALUE"):
-            channel.environment(["A=1", "B"], "")
+            channel.environment(["A=1", "=B"], "")
         assert channel.ping() < 5
 
 
