@@ -12,7 +12,7 @@
 /* Longest output: each option once, as --NAME=VALUE. */
 #define OUTPUT_SIZE (VHPC_OPTION_COUNT * (VHPC_VALUE_SIZE + 64))
 
-/* The option of --NAME=VALUE, which is cut at the equals sign; VHPC_OPTION_COUNT if it is none. */
+/* The option of this name; VHPC_OPTION_COUNT: no option has it. */
 static enum vhpc_option_id find(const char *name)
 {
     int id = 0;

@@ -121,7 +121,7 @@ static bool is_of_the_job(const char *name, size_t length)
     return false;
 }
 
-/* The length of the name of NAME=VALUE or NAME; 0 if it is none, or a variable of the job. */
+/* The length of the name in NAME=VALUE or NAME; 0: another text, or a variable of the job. */
 static size_t variable_name(const char *text)
 {
     size_t length = name_length(text);

@@ -16,11 +16,52 @@ static bool has_name(const char *line, const char *name)
     return strncmp(line, name, len) == 0 && line[len] == ':';
 }
 
-static bool has_id(const char *line, uint32_t id)
+/* The text of the third field; NULL if the line has none. */
+static const char *third_field(const char *line)
 {
     const char *p = strchr(line, ':');
     p = p != NULL ? strchr(p + 1, ':') : NULL;
-    return p != NULL && strtoul(p + 1, NULL, 10) == id;
+    return p != NULL ? p + 1 : NULL;
+}
+
+static bool has_id(const char *line, uint32_t id)
+{
+    const char *p = third_field(line);
+    return p != NULL && strtoul(p, NULL, 10) == id;
+}
+
+/* The first line of this name, to be freed; NULL if there is none. */
+static char *find(const char *path, const char *name)
+{
+    char *line = NULL;
+    size_t size = 0;
+    bool found = false;
+    FILE *f = fopen(path, "re");
+    while (f != NULL && !found && getline(&line, &size, f) > 0)
+        found = has_name(line, name);
+    if (f != NULL)
+        (void)fclose(f);
+    if (found)
+        return line;
+    free(line);
+    return NULL;
+}
+
+bool accounts_has(const char *path, const char *name)
+{
+    char *line = find(path, name);
+    const bool has = line != NULL;
+    free(line);
+    return has;
+}
+
+uint32_t accounts_number(const char *path, const char *name)
+{
+    char *line = find(path, name);
+    const char *number = line != NULL ? third_field(line) : NULL;
+    const uint32_t found = number != NULL ? (uint32_t)strtoul(number, NULL, 10) : 0;
+    free(line);
+    return found;
 }
 
 /* Copy the old entries and put the new one before those with the same id; 0 or -errno. */

@@ -3,6 +3,7 @@
 #ifndef VHPC_ACCOUNTS_H
 #define VHPC_ACCOUNTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /*
@@ -11,5 +12,10 @@
  * 0 or -errno.
  */
 int accounts_put(const char *path, const char *name, uint32_t id, const char *line);
+
+/* Whether a file has an entry of this name. */
+bool accounts_has(const char *path, const char *name);
+/* The number in the third field of the entry of this name; 0: no entry. */
+uint32_t accounts_number(const char *path, const char *name);
 
 #endif

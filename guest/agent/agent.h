@@ -85,7 +85,7 @@ struct agent {
     struct in6_addr job_ipv6;
     bool keepalive;              /* connections on this network have it: keepalive.h */
     struct ssh *ssh;             /* sshd's connections; NULL = none */
-    struct image_env *image_env; /* imageenv.h, with the user's variables; NULL = none */
+    struct image_env *image_env; /* imageenv.h, with the user's variables */
     bool has_user_env;           /* they are in it */
     char *start_dir;             /* of programs that enter the guest; NULL = that of the EXEC */
     struct reach *reach;         /* a reach request that is waiting; NULL = none */

@@ -19,18 +19,9 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "file.h"
 
 enum { KILL_ROUNDS = 64, NESTED = 16 };
-
-static int write_text(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    int rc = write(fd, text, strlen(text)) < 0 ? -errno : 0;
-    (void)close(fd);
-    return rc;
-}
 
 /* The "0::" line of /proc/PID/cgroup: the path within the v2 hierarchy. */
 static bool read_own_path(pid_t pid, char *out, size_t size)
@@ -72,8 +63,8 @@ static void measure_children(const char *folder)
 {
     char path[4096];
     (void)snprintf(path, sizeof path, "%s/cgroup.subtree_control", folder);
-    (void)write_text(path, "+memory");
-    (void)write_text(path, "+io");
+    (void)write_existing(path, "+memory");
+    (void)write_existing(path, "+io");
 }
 
 /*
@@ -87,7 +78,7 @@ static void prepare_parent(const char *mount, const char *own, bool move)
     (void)snprintf(path, sizeof path, "%s/agent", parent);
     if (move && own[0] != '\0' && (mkdir(path, 0755) == 0 || errno == EEXIST)) {
         (void)snprintf(path, sizeof path, "%s/agent/cgroup.procs", parent);
-        (void)write_text(path, "0");
+        (void)write_existing(path, "0");
     }
     measure_children(parent);
 }
@@ -135,7 +126,7 @@ void cgroup_enter_login(const struct agent *a)
     cgroup_login_path(a, path, sizeof path);
     (void)mkdir(path, 0755);
     (void)snprintf(procs, sizeof procs, "%s/cgroup.procs", path);
-    (void)write_text(procs, "0");
+    (void)write_existing(procs, "0");
 }
 
 void cgroup_end(struct agent *a)
@@ -186,14 +177,14 @@ int cgroup_enter(const struct agent *a, uint32_t session)
 {
     char path[4096];
     session_path(a, session, "/cgroup.procs", path, sizeof path);
-    return write_text(path, "0");
+    return write_existing(path, "0");
 }
 
 int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen)
 {
     char path[4096];
     session_path(a, session, "/cgroup.freeze", path, sizeof path);
-    return write_text(path, frozen ? "1" : "0");
+    return write_existing(path, frozen ? "1" : "0");
 }
 
 static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *at)
@@ -294,7 +285,7 @@ void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader)
     char path[4096];
     if (a->cgroup != NULL) {
         session_path(a, session, "/cgroup.kill", path, sizeof path);
-        if (write_text(path, "1") == 0)
+        if (write_existing(path, "1") == 0)
             return;
     }
     /*

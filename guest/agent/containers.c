@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "accounts.h"
@@ -19,20 +18,6 @@
 
 /* Above the ranges that images have for accounts of their own (100000 and up). */
 enum { FIRST = 524288, RANGE = 65536 };
-
-static bool has_range(const char *path, const char *user)
-{
-    char *line = NULL;
-    size_t size = 0, len = strlen(user);
-    bool found = false;
-    FILE *f = fopen(path, "re");
-    while (f != NULL && !found && getline(&line, &size, f) > 0)
-        found = strncmp(line, user, len) == 0 && line[len] == ':';
-    free(line);
-    if (f != NULL)
-        (void)fclose(f);
-    return found;
-}
 
 static bool any_within(const uint32_t *ids, size_t count, uint32_t first)
 {
@@ -46,7 +31,7 @@ int containers_put_range(const char *path, const char *user, const uint32_t *ids
 {
     uint32_t first = FIRST;
     char *line = NULL;
-    if (has_range(path, user))
+    if (accounts_has(path, user))
         return 0;
     while (any_within(ids, count, first))
         first += RANGE;
@@ -126,14 +111,8 @@ static int put_storage(const struct identity *id)
 static int put_runtime_directory(const struct identity *id)
 {
     char path[64];
-    struct stat st;
     (void)snprintf(path, sizeof path, "/run/user/%u", id->uid);
-    if (stat(path, &st) == 0)
-        return 0;
-    int rc = directory_make(path, 0755);
-    if (rc == 0 && (chmod(path, 0700) < 0 || chown(path, id->uid, id->gid) < 0))
-        rc = -errno;
-    return rc;
+    return directory_make_private(path, id->uid, id->gid);
 }
 
 void containers_prepare(const struct identity *id)

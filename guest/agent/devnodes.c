@@ -8,11 +8,12 @@
 #include <linux/netlink.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "accounts.h"
 
 /* The rules of systemd 257 (50-udev-default.rules) and rdma-core for what users of a job need. */
 static const struct rule {
@@ -38,24 +39,6 @@ static const struct rule {
     {"infiniband", "uverbs[0-9]*", 0666, NULL},
 };
 
-/* The number of a group; 0 if the image has no such group. */
-static gid_t group_number(const char *groups, const char *name)
-{
-    char *line = NULL;
-    size_t size = 0, length = strlen(name);
-    gid_t found = 0;
-    FILE *file = fopen(groups, "re");
-    while (file != NULL && found == 0 && getline(&line, &size, file) > 0) {
-        const char *number = strchr(line, ':') != NULL ? strchr(strchr(line, ':') + 1, ':') : NULL;
-        if (number != NULL && strncmp(line, name, length) == 0 && line[length] == ':')
-            found = (gid_t)strtoul(number + 1, NULL, 10);
-    }
-    free(line);
-    if (file != NULL)
-        (void)fclose(file);
-    return found;
-}
-
 /* A node that udev or the image has changed stays as it is. */
 static bool is_as_the_kernel_made_it(int folder, const char *name)
 {
@@ -74,7 +57,7 @@ static void apply(const struct rule *rule, const char *dev, const char *groups)
         if (fnmatch(rule->name, entry->d_name, 0) != 0 ||
             !is_as_the_kernel_made_it(fd, entry->d_name))
             continue;
-        const gid_t group = rule->group != NULL ? group_number(groups, rule->group) : 0;
+        const gid_t group = rule->group != NULL ? accounts_number(groups, rule->group) : 0;
         if (fchownat(fd, entry->d_name, 0, group, AT_SYMLINK_NOFOLLOW) < 0 ||
             fchmodat(fd, entry->d_name, rule->mode, 0) < 0)
             (void)fprintf(stderr, "vhpc-agent: %s/%s: %s\n", path, entry->d_name, strerror(errno));
@@ -108,7 +91,7 @@ static void regroup(const struct rule *rule, const char *dev, gid_t from, gid_t 
 
 void devnodes_regroup(const char *dev, const char *groups, const char *name, gid_t number)
 {
-    const gid_t old = group_number(groups, name);
+    const gid_t old = accounts_number(groups, name);
     for (size_t i = 0; old != 0 && old != number && i < sizeof rules / sizeof rules[0]; i++)
         if (rules[i].group != NULL && strcmp(rules[i].group, name) == 0)
             regroup(&rules[i], dev, old, number);

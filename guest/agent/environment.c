@@ -31,12 +31,9 @@ static int sort_variables(const struct buf *list, struct buf *values, struct buf
 int environment_set(struct agent *a, const struct buf *list, const char *start_dir, char *text,
                     size_t size)
 {
-    static struct image_env without_image;
     struct buf values = {0}, kept = {0};
     if (a->has_user_env)
         return 0;
-    if (a->image_env == NULL)
-        a->image_env = &without_image;
     const size_t before = a->image_env->count;
     int rc = sort_variables(list, &values, &kept);
     if (rc == 0 && kept.len > 1 &&

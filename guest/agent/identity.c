@@ -15,7 +15,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "accounts.h"
@@ -130,17 +129,6 @@ static int apply_loopback(void)
     return rc;
 }
 
-static int make_home(const struct identity *id)
-{
-    struct stat st;
-    if (stat(id->home, &st) == 0)
-        return 0;
-    int rc = directory_make(id->home, 0755);
-    if (rc == 0 && (chmod(id->home, 0700) < 0 || chown(id->home, id->uid, id->gid) < 0))
-        rc = -errno;
-    return rc;
-}
-
 static int apply_user(const struct identity *id)
 {
     char *line = NULL;
@@ -160,7 +148,7 @@ static int apply_user(const struct identity *id)
         (void)snprintf(rule, sizeof rule, "#%u ALL=(ALL:ALL) NOPASSWD: ALL\n", id->uid);
         rc = write_file("/etc/sudoers.d/vhpc", 0440, rule);
     }
-    return rc < 0 ? rc : make_home(id);
+    return rc < 0 ? rc : directory_make_private(id->home, id->uid, id->gid);
 }
 
 static int apply_groups(const struct identity *id)
@@ -215,10 +203,10 @@ static int apply_commands(const struct agent *a, const struct identity *id)
     if (n < 0)
         return -errno;
     self[n] = '\0';
-    if ((mkdir("/usr", 0755) < 0 && errno != EEXIST) ||
-        (mkdir("/usr/bin", 0755) < 0 && errno != EEXIST)) /* images of busybox may have only /bin */
-        return -errno;
-    const char *of_image = a->image_env != NULL ? image_env_get(a->image_env, "PATH") : NULL;
+    int rc = directory_make("/usr/bin", 0755); /* images of busybox may have only /bin */
+    if (rc < 0)
+        return rc;
+    const char *of_image = image_env_get(a->image_env, "PATH");
     if (of_image != NULL)
         commands_cover(self, of_image, id->commands, id->command_count);
     commands_cover(self, COMMANDS_PATH, id->commands, id->command_count);

@@ -261,7 +261,9 @@ static void raise_file_limit(void)
 
 int main(int argc, char **argv)
 {
+    static struct image_env image_env;
     static struct agent agent = {.system = true,
+                                 .image_env = &image_env,
                                  .call_socket = VHPC_CALL_SOCKET,
                                  .sysfs = "/sys",
                                  .topology_file = VHPC_TOPOLOGY_FILE};
@@ -292,9 +294,7 @@ int main(int argc, char **argv)
             agent.sysfs = sysfs;
     }
     if (agent.system) {
-        static struct image_env image_env;
-        image_env_load_all(&image_env);
-        agent.image_env = image_env.count > 0 ? &image_env : NULL;
+        image_env_load_all(agent.image_env);
         memory_score(MEMORY_AGENT);
         system_prevent_thrashing();
         system_raise_numbers();

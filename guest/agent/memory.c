@@ -1,22 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "memory.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "file.h"
 
 #define VARIABLE "VHPC_MEM_MB="
 
 void memory_score(const char *score)
 {
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    (void)!write(fd, score, strlen(score));
-    (void)close(fd);
+    (void)write_existing("/proc/self/oom_score_adj", score);
 }
 
 uint64_t memory_available(const char *file)

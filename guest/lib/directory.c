@@ -60,3 +60,14 @@ int directory_make(const char *path, mode_t mode)
 {
     return make(path, mode, 0);
 }
+
+int directory_make_private(const char *path, uid_t uid, gid_t gid)
+{
+    struct stat st;
+    if (stat(path, &st) == 0)
+        return 0;
+    int rc = directory_make(path, 0755);
+    if (rc == 0 && (chmod(path, 0700) < 0 || chown(path, uid, gid) < 0))
+        rc = -errno;
+    return rc;
+}

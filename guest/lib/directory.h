@@ -12,4 +12,7 @@
  */
 int directory_make(const char *path, mode_t mode);
 
+/* Make a directory that only this user may enter, if it does not exist. 0 or -errno. */
+int directory_make_private(const char *path, uid_t uid, gid_t gid);
+
 #endif

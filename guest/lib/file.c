@@ -39,3 +39,13 @@ int write_file_data(const char *path, mode_t mode, const void *data, size_t len)
     (void)close(fd);
     return rc;
 }
+
+int write_existing(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int rc = write(fd, text, strlen(text)) < 0 ? -errno : 0;
+    (void)close(fd);
+    return rc;
+}

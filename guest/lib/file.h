@@ -10,6 +10,8 @@
  * -errno. */
 int write_file(const char *path, mode_t mode, const char *content);
 int write_file_data(const char *path, mode_t mode, const void *data, size_t len);
+/* Write a text into a file that exists, such as one of the kernel's. 0 or -errno. */
+int write_existing(const char *path, const char *text);
 /* Write all bytes to a file that is open; interrupted and short writes continue. 0 or -errno. */
 int write_all(int fd, const void *data, size_t len);
 

@@ -17,6 +17,7 @@
 #include "file.h"
 #include "identity.h"
 #include "stepdir.h"
+#include "textfile.h"
 
 static char dir[64], file[96];
 
@@ -37,51 +38,33 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
-static void put_file(const char *text)
-{
-    FILE *f = fopen(file, "we");
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void expect_file(const char *text)
-{
-    char got[1024] = "";
-    FILE *f = fopen(file, "re");
-    assert_non_null(f);
-    assert_true(fread(got, 1, sizeof got - 1, f) < sizeof got);
-    assert_int_equal(fclose(f), 0);
-    assert_string_equal(got, text);
-}
-
 static void an_absent_account_is_appended(void **state)
 {
     (void)state;
-    put_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false");
+    put_text(file, "root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false");
     assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001::/home/alice:/bin/sh"),
                      0);
-    expect_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false\n"
-                "alice:*:2001:2001::/home/alice:/bin/sh\n");
+    expect_text(file, "root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false\n"
+                      "alice:*:2001:2001::/home/alice:/bin/sh\n");
 }
 
 static void an_account_of_the_same_name_is_replaced(void **state)
 {
     (void)state;
-    put_file("root:x:0:0:::\nalice:x:1000:1000:::\nalice2:x:1001:1001:::\n");
+    put_text(file, "root:x:0:0:::\nalice:x:1000:1000:::\nalice2:x:1001:1001:::\n");
     assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001:::"), 0);
-    expect_file("root:x:0:0:::\nalice2:x:1001:1001:::\nalice:*:2001:2001:::\n");
+    expect_text(file, "root:x:0:0:::\nalice2:x:1001:1001:::\nalice:*:2001:2001:::\n");
 }
 
 static void an_account_of_the_same_id_stays_behind_ours(void **state)
 {
     (void)state;
-    put_file("root:x:0:0:::\ndebian:x:1000:1000:::\n");
+    put_text(file, "root:x:0:0:::\ndebian:x:1000:1000:::\n");
     assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
-    expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
+    expect_text(file, "root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
     /* A second time changes nothing. */
     assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
-    expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
+    expect_text(file, "root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
 }
 
 static void shares_are_not_mounted_over_the_system(void **state)
@@ -197,7 +180,7 @@ static void links_are_followed_to_what_is_made(void **state)
     (void)snprintf(path, sizeof path, "%s/loop", dir);
     assert_int_equal(symlink("loop", path), 0);
     assert_int_equal(directory_make(path, 0755), -ELOOP);
-    put_file("a file");
+    put_text(file, "a file");
     (void)snprintf(path, sizeof path, "%s/x", file);
     assert_int_equal(directory_make(path, 0755), -ENOTDIR);
     assert_int_equal(directory_make("relative", 0755), -EINVAL);
@@ -214,7 +197,7 @@ static void device_nodes_have_the_modes_of_udev(void **state)
     struct stat st;
     char path[160];
     (void)state;
-    put_file("root:x:0:\nvideo:x:44:\n");
+    put_text(file, "root:x:0:\nvideo:x:44:\n");
     static const struct {
         const char *name;
         mode_t before, after;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Subordinate ids of the job's user, for containers. */
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "containers.h"
+#include "textfile.h"
 
 static char file[] = "/tmp/vhpc-subuid-XXXXXX"; /* mkstemp makes a name of its own */
 
@@ -23,43 +22,25 @@ static int drop(void **state)
     return unlink(file);
 }
 
-static void put(const char *text)
-{
-    FILE *f = fopen(file, "we");
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void expect(const char *text)
-{
-    char got[1024] = "";
-    FILE *f = fopen(file, "re");
-    assert_non_null(f);
-    assert_true(fread(got, 1, sizeof got - 1, f) < sizeof got);
-    assert_int_equal(fclose(f), 0);
-    assert_string_equal(got, text);
-}
-
 static void a_user_gets_a_range_outside_of_the_own_ids(void **state)
 {
     static const uint32_t ids[] = {589824, 2001, 524288 + 65535};
     (void)state;
-    put("ubuntu:100000:65536\nalice2:165536:65536");
+    put_text(file, "ubuntu:100000:65536\nalice2:165536:65536");
     assert_int_equal(containers_put_range(file, "alice", ids, 1), 0);
-    expect("ubuntu:100000:65536\nalice2:165536:65536\nalice:524288:65536\n");
-    put("");
+    expect_text(file, "ubuntu:100000:65536\nalice2:165536:65536\nalice:524288:65536\n");
+    put_text(file, "");
     assert_int_equal(containers_put_range(file, "alice", ids, 3), 0);
-    expect("alice:655360:65536\n");
+    expect_text(file, "alice:655360:65536\n");
 }
 
 static void a_range_of_the_image_stays(void **state)
 {
     static const uint32_t id = 2001;
     (void)state;
-    put("alice:100000:65536\n");
+    put_text(file, "alice:100000:65536\n");
     assert_int_equal(containers_put_range(file, "alice", &id, 1), 0);
-    expect("alice:100000:65536\n");
+    expect_text(file, "alice:100000:65536\n");
 }
 
 int main(void)

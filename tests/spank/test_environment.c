@@ -1,49 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Environment files: what the plugin makes of the options that vhpc prints. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 #include "environment.h"
+#include "script.h"
 #include "text.h"
 
-static char folder[] = "/tmp/vhpc-environment-XXXXXX"; /* mkdtemp makes a name of its own */
-static char command[64];
 static char why[VHPC_WHY_SIZE];
 static struct vhpc_values values;
 
-static int make_folder(void **unused)
-{
-    (void)unused;
-    assert_non_null(mkdtemp(folder));
-    snprintf(command, sizeof command, "%s/vhpc", folder);
-    return 0;
-}
-
-static int remove_folder(void **unused)
-{
-    (void)unused;
-    (void)unlink(command);
-    return rmdir(folder);
-}
-
-/* vhpc is this script. */
 static bool reads(const char *script, const char *file)
 {
-    FILE *made = fopen(command, "w");
-
-    assert_non_null(made);
-    fprintf(made, "#!/bin/sh\n%s\n", script);
-    assert_int_equal(fclose(made), 0);
-    assert_int_equal(chmod(command, 0755), 0);
+    put_script(script);
     memset(&values, 1, sizeof values);
     why[0] = '\0';
     return vhpc_environment_read(command, file, &values, why, sizeof why);

@@ -1,54 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sources in place of an image's name: what is one, and what the plugin makes of vhpc's answers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "image.h"
 #include "options.h"
+#include "script.h"
 #include "source.h"
 #include "text.h"
 
 #define DIGEST "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-static char folder[] = "/tmp/vhpc-source-XXXXXX"; /* mkdtemp makes a name of its own */
-static char command[64];
 static char image[VHPC_VALUE_SIZE];
 static char why[VHPC_WHY_SIZE];
 
-static int make_folder(void **unused)
-{
-    (void)unused;
-    assert_non_null(mkdtemp(folder));
-    snprintf(command, sizeof command, "%s/vhpc", folder);
-    return 0;
-}
-
-static int remove_folder(void **unused)
-{
-    (void)unused;
-    (void)unlink(command);
-    return rmdir(folder);
-}
-
-/* vhpc is this script. */
 static bool resolves(const char *script, const char *source)
 {
-    FILE *file = fopen(command, "w");
-
-    assert_non_null(file);
-    fprintf(file, "#!/bin/sh\n%s\n", script);
-    assert_int_equal(fclose(file), 0);
-    assert_int_equal(chmod(command, 0755), 0);
+    put_script(script);
     why[0] = image[0] = '\0';
     return vhpc_source_resolve(command, source, image, why, sizeof why);
 }

@@ -54,14 +54,14 @@ def _is_of_another(first: Node, name: str) -> bool:
 
 
 def told(paths: Sequence[str]) -> str:
-    """One line on them for the user; empty: there are none."""
+    """One line for the user that names these files; empty without files."""
     if not paths:
         return ""
     return f"in guests the site's commands cover those of the image: {_cut(paths)}"
 
 
 def covered_label(found: dict[str, Any]) -> dict[str, str]:
-    """The label for a manifest, from the worker's result; empty if there are none."""
+    """The label for a manifest, from the worker's result; empty without such files."""
     paths = _cut([str(path) for path in found.get("own_commands") or ()])
     return {COMMANDS_LABEL: paths} if paths else {}
 

@@ -48,19 +48,22 @@ def _value(option: Option, value: Any, place: str) -> str:
     if type(value) not in option.grammar.in_files:
         expected = " or ".join(_WORDS[one] for one in option.grammar.in_files)
         raise ValueRefusedError(f"{about}: {expected} is expected")
-    text = str(value)
-    if isinstance(value, list | dict):
-        if not all(isinstance(one, str) for one in (value.values() if isinstance(value, dict) else value)):
-            raise ValueRefusedError(f"{about}: {_WORDS[type(value)]} is expected")
-        parts = [f"{name}={one}" for name, one in value.items()] if isinstance(value, dict) else value
-        text = ",".join(parts)
-        if text.count(",") >= max(len(parts), 1):
-            raise ValueRefusedError(f"{about}: a value has a comma, which the option has between values")
+    text = _joined(value, about) if isinstance(value, list | dict) else str(value)
     try:
         option.grammar.parse(text)
     except ValueRefusedError as err:
         raise ValueRefusedError(f"{about}={text[:80]}: {err}") from None
     return text
+
+
+def _joined(value: list[Any] | dict[str, Any], about: str) -> str:
+    """The strings of an array or a table, with commas between them."""
+    if not all(isinstance(one, str) for one in (value.values() if isinstance(value, dict) else value)):
+        raise ValueRefusedError(f"{about}: {_WORDS[type(value)]} is expected")
+    parts = [f"{name}={one}" for name, one in value.items()] if isinstance(value, dict) else value
+    if any("," in part for part in parts):
+        raise ValueRefusedError(f"{about}: a value has a comma, which the option has between values")
+    return ",".join(parts)
 
 
 def _place(text: str, key: str) -> str:

@@ -23,7 +23,7 @@ from vhpc_slurm.cli import options
 from vhpc_slurm.cli.jobs import jobguest
 from vhpc_slurm.cli.jobs.forwarding import Forwarding
 from vhpc_slurm.cli.jobs.jobguest import GuestOfNode, JobGuest, NodeOfJob
-from vhpc_slurm.cli.jobs.steprelay import AGENT, ended, relay, say, too_old
+from vhpc_slurm.cli.jobs.steprelay import AGENT, Serve, ended, relay, say, too_old
 from vhpc_slurm.cli.options import JobId
 from vhpc_slurm.errors import UserError
 
@@ -179,9 +179,7 @@ def _remove(path: Path, inode: int) -> None:
             path.unlink()
 
 
-def _connections(
-    listener: socket.socket, place: JobGuest, port: int, door: Door
-) -> Callable[[Forwarding, bool], Awaitable[None]]:
+def _connections(listener: socket.socket, place: JobGuest, port: int, door: Door) -> Serve:
     """A function that relays connections to the listener until it is cancelled."""
 
     async def serve(forwarding: Forwarding, listens: bool) -> None:

@@ -57,7 +57,7 @@ class Keys:
 
 
 def of_user(home: Path | None = None) -> Keys:
-    """The user's keys; makes them if there are none.
+    """The user's keys, which the first call makes.
 
     Raises:
         UserError: they cannot be made, are incomplete, or other users can read them.

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import IO
+from collections.abc import Callable, Coroutine, Sequence
+from typing import IO, Any
 
 from vhpc_slurm.cli.jobs.forwardframes import ForwardError
 from vhpc_slurm.cli.jobs.forwarding import READ_MAX, Forwarding
@@ -20,6 +20,8 @@ from vhpc_slurm.slurm.steps import Step
 
 AGENT = "/run/vhpc/vhpc-agent"
 """The agent in guests (guest/init/newroot.h)."""
+Serve = Callable[[Forwarding, bool], Coroutine[Any, Any, None]]
+"""Brings connections to a guest that has answered; also gets whether a program listens."""
 HELLO_S = 120.0
 """How long a step may take to start."""
 END_S = 5.0
@@ -44,9 +46,7 @@ async def pipes(source: IO[bytes], sink: IO[bytes]) -> tuple[asyncio.StreamReade
     return reader, asyncio.StreamWriter(transport, protocol, unused, loop)
 
 
-async def relay(
-    step: Step, place: JobGuest, serve: Callable[[Forwarding, bool], Awaitable[None]]
-) -> Forwarding:
+async def relay(step: Step, place: JobGuest, serve: Serve) -> Forwarding:
     """Relay until the output of the step ends, or ``serve`` does.
 
     Args:
@@ -73,7 +73,7 @@ async def relay(
                 raise  # Ctrl-C
             await tasks[0]
             return forwarding
-        tasks.append(asyncio.ensure_future(_awaited(serve(forwarding, listens))))
+        tasks.append(asyncio.create_task(serve(forwarding, listens)))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
@@ -91,10 +91,6 @@ async def relay(
         if not to_guest.is_closing():
             to_guest.transport.abort()
     return forwarding
-
-
-async def _awaited(result: Awaitable[None]) -> None:
-    await result
 
 
 def ended(step: Step, place: JobGuest, known: Callable[[Sequence[str]], VhpcError | None]) -> int:
