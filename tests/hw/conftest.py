@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from machine import HWLAB, Machine, MachineDiedError, SilentGuestError
+from machine import HWLAB, GuestDiedError, Machine, MachineDiedError
 
 from pace import limit
 
@@ -43,7 +43,7 @@ def quiet(machine: Machine) -> Iterator[Machine]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that the emulator spoiled is run again: the emulator is not what is tested."""
-    spoiled = [MachineDiedError.__name__, SilentGuestError.__name__]
+    spoiled = [MachineDiedError.__name__, GuestDiedError.__name__]
     for item in items:
         if "hw" in item.keywords:
             item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=spoiled))

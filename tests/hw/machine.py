@@ -41,8 +41,11 @@ echo down
 """
 
 
-# what the hooks' log says of a guest that ended and left an empty console
-SILENT = "did not boot on hw: it wrote nothing to its console"
+# what the hooks' log says of a guest that ended with an empty console, or whose stock kernel had an exception
+SPOILED = (
+    r"did not boot on hw: "
+    r"(?:it wrote nothing to its console|its console ended with: Kernel panic .*: Fatal exception)"
+)
 # seconds between questions to Slurm while a guest boots
 ASK_S = 10.0
 # exit status of `hwlab exec` when the machine did not answer
@@ -57,8 +60,8 @@ class MachineDiedError(Exception):
     """
 
 
-class SilentGuestError(Exception):
-    """A guest has ended before its kernel wrote a line; carries what a person would look at first.
+class GuestDiedError(Exception):
+    """A guest has ended before its kernel wrote a line, or by an exception; carries the story.
 
     The emulator's SVM does this now and then (docs/hardware-lab.md), so such a test is
     run again.  A guest that never boots fails all of these runs.
@@ -220,8 +223,8 @@ class Job:
         self.machine.until(runs_or_ended, f"job {self.id} to run", timeout)
         if "up\n" not in self.output():
             story = self.machine.story()
-            if re.search(rf" job {self.id}: .*{SILENT}", story):
-                raise SilentGuestError(story)
+            if re.search(rf" job {self.id}: .*{SPOILED}", story, re.M):
+                raise GuestDiedError(story)
             raise AssertionError(f"job {self.id} ended before its script ran\n{story}")
 
     def let_go(self) -> None:

@@ -44,6 +44,10 @@ class EmulatorError(Exception):
     """A guest failed because it is emulated; scripts/lab-tests tries such a test again."""
 
 
+class SlurmRaceError(Exception):
+    """A race of Slurm (docs/install.md, "drained again and again") drained a node; tried again likewise."""
+
+
 @dataclass(frozen=True)
 class Done:
     """The output of a command on a host."""

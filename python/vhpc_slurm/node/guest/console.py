@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ log = logging.getLogger("vhpc")
 COPY_TIMEOUT_S = 10.0
 NO_WAIT = "oflag=nonblock"
 """Of dd(1): a FIFO without a reader, or with a slow one, takes nothing more."""
+_STAMP = re.compile(r"^(?:\[ *[\d.]+\])?(?:\[ *[TC]\d+\])? *")
+_FIRST_OOPS = "[#1]"
+"""In the kernel's line that names an exception (die() of x86 and of arm64)."""
+_AT = ("RIP: ", "pc : ")
 LEFT_OUT = b"\n[%d bytes left out]\n"
 """Stands where the middle of a long console was."""
 
@@ -61,14 +66,24 @@ def _readable_by(uid: int) -> bytes:
 def last_words(path: Path) -> str:
     """The line that best tells why a guest ended: a panic, our init's complaint, or the last line.
 
-    Empty when the console is.
+    A panic at an exception has the exception and its place behind it.  Empty when the console is.
     """
     lines = [line for line in _text(path, 64 * 1024).splitlines() if line.strip()]
     for mark in ("Kernel panic", "vhpc-init:", "vhpc-agent:"):
         for line in lines:
             if mark in line:
-                return line[line.index(mark) :].strip()[:300]
+                return (line[line.index(mark) :].strip() + _exception(lines))[:300]
     return lines[-1].strip()[:300] if lines else ""
+
+
+def _exception(lines: Sequence[str]) -> str:
+    """What the kernel's first oops says of itself, in brackets; empty if there is none."""
+    texts = [_STAMP.sub("", line).strip() for line in lines]
+    first = next((number for number, text in enumerate(texts) if _FIRST_OOPS in text), None)
+    if first is None:
+        return ""
+    place = next((text for text in texts[first:] if text.startswith(_AT)), None)
+    return " (" + ", ".join(filter(None, (texts[first], place))) + ")"
 
 
 def of_guests(folder: Path) -> list[tuple[int, Path]]:

@@ -30,6 +30,31 @@ def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
     assert console.last_words(path) == ""
 
 
+OOPS = b"""\
+[    1.905412] BUG: unable to handle page fault for address: ffffa0b1c0de0000\r
+[    1.905412] #PF: supervisor read access in kernel mode\r
+[    1.905412] Oops: Oops: 0000 [#1] PREEMPT SMP NOPTI\r
+[    1.905412] CPU: 0 UID: 0 PID: 12 Comm: kworker/0:1 Not tainted 6.12.48+deb13-cloud-amd64 #1\r
+[    1.905412] RIP: 0010:memcpy_orig+0x1e/0x140\r
+[    1.905412] Code: 00 00\r
+[    1.905412] RIP: 0010:another+0x1/0x2\r
+[    1.905412] Kernel panic - not syncing: Fatal exception in interrupt\r
+"""
+
+
+@pytest.mark.promise("attack.terminal")
+def test_a_panic_has_the_exception_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(OOPS)
+    panic = "Kernel panic - not syncing: Fatal exception in interrupt"
+    where = "RIP: 0010:memcpy_orig+0x1e/0x140"
+    assert console.last_words(path) == f"{panic} (Oops: Oops: 0000 [#1] PREEMPT SMP NOPTI, {where})"
+    path.write_bytes(
+        b"[    2.1][    T1] Internal error: Oops: 96000004 [#1] SMP\r\n[  2.1] Kernel panic - x\r\n"
+    )
+    assert console.last_words(path) == "Kernel panic - x (Internal error: Oops: 96000004 [#1] SMP)"
+
+
 def hand_over(log: Path, *targets: Path) -> list[str]:
     """Hand a console over to files; why that failed, for each."""
     requests = [request(console=str(target).replace("%", "%%")) for target in targets]
