@@ -108,8 +108,12 @@ def test_a_change_that_opensm_has_read_is_repaired_at_once(vhpcd: Vhpcd, fabric:
     vhpcd.process.send_signal(signal.SIGSTOP)  # so that OpenSM is sooner
     try:
         fabric.replace(OPENING)
-        fabric.sweep()  # or the end of one that has begun before
-        wait_for(lambda: 0x9000 in sets(fabric)[GUIDS[9]], "OpenSM does not read the file")
+
+        def is_read() -> bool:
+            fabric.sweep()  # or the end of one that has begun before
+            return 0x9000 in sets(fabric)[GUIDS[9]]
+
+        wait_for(is_read, "OpenSM does not read the file")
     finally:
         vhpcd.process.send_signal(signal.SIGCONT)
     carries(fabric, holding((0x1000, 2)))

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from threading import Timer
 import pytest
 from controller_lab import wait_for
 
+from pace import limit
 from vhpc_slurm.fabric.partitions import IbPartition
 
 PRELOAD = Path("/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so")
@@ -201,10 +203,22 @@ class SimulatedFabric:
         return self.log.read_bytes().count(b"SUBNET UP") if self.log.exists() else 0
 
     def sweep(self) -> None:
-        """Let opensm read its file now, and wait for the end of it."""
-        before = self.sweeps()
-        self.opensm.send_signal(signal.SIGHUP)
-        wait_for(lambda: self.sweeps() > before, "opensm does not sweep")
+        """Let opensm sweep now, and wait for the end of a sweep, which may have begun before.
+
+        A signal during the discovery of a sweep is lost: the flag that it sets is reset behind that.
+        """
+        before, sent = self.sweeps(), 0.0
+
+        def swept() -> bool:
+            nonlocal sent
+            if self.sweeps() > before:
+                return True
+            if time.monotonic() - sent > limit(10):
+                self.opensm.send_signal(signal.SIGHUP)
+                sent = time.monotonic()
+            return False
+
+        wait_for(swept, "opensm does not sweep")
 
     def write_table(self, guid: int, *entries: int, block: int = 0) -> None:
         """Change a block of an adapter's table by a management packet of our own, behind opensm's back."""
