@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 import pytest
-from cluster import IMAGE, Lab
+from cluster import IMAGE, NODES, Job, Lab
 from twins import FILES, SOURCES, WHERE, says, submit, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("probes")]
@@ -43,7 +43,7 @@ def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
         job.wait("RUNNING")
         words = ("bash", "-s", "-", str(job.id), *names)
         done = lab.run("login", *words, user="alice", stdin=SEND, check=False, timeout=600)
-        assert done.code == 0, done
+        assert done.code == 0, (done.out, job.output(), told_to_slurmd(lab, job))
     twins.wait()
     ours, theirs = twins.outputs()
     assert ours == theirs
@@ -53,6 +53,12 @@ def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     (first, told), (second, told_too) = (apart(text) for text in twins.outputs("same/signals-{id}"))
     assert first == second
     assert len(told) == len(told_too) == 1
+
+
+def told_to_slurmd(lab: Lab, job: Job) -> list[str]:
+    """The last lines about a job in the logs of slurmd: which signals came to its node, and where it is."""
+    words = ("sh", "-c", f"grep -h '\\[{job.id}\\.' /var/log/slurm/slurmd.log | tail -n 15")
+    return [lab.run(node, *words, check=False).out for node in NODES]
 
 
 def apart(text: str) -> tuple[list[str], list[str]]:

@@ -307,28 +307,19 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
     It does not matter which one is master: a standby reads its file when it becomes
     master, and logs nothing about the subnet until then.
 
+    After half of the time the signal is sent once more: OpenSM notices one that comes between its question
+    for a signal and its pause only ten seconds later, and drops one that comes when a sweep begins.
+
     Raises:
         ComplaintError: one of them rejects its file.
         FabricError: no manager of a subnet runs, or finishes in time.
     """
-    before: dict[SubnetManager, tuple[Mark, ...]] = {}
-    for managers in subnets:
-        refused: list[FabricError] = []
-        for manager in managers:
-            try:
-                mark = manager.mark()
-                manager.hang_up()
-            except FabricError as err:
-                refused.append(err)
-            else:
-                before[manager] = mark
-        if len(refused) == len(managers):
-            raise refused[0]
+    before = _hang_up(subnets)
     began = time.monotonic()
     deadline = began + timeout_s
     for manager in (one for managers in subnets for one in managers):
         manager.keep()
-    heard = 0.0
+    heard, again = 0.0, began + timeout_s / 2
     left = list(subnets)
     while True:
         said = _said(subnets, before)
@@ -350,7 +341,29 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
                 f"the log of the OpenSM with {names} does not say SUBNET UP",
                 "check that it is the master, and that force_log_flush is TRUE",
             )
+        if time.monotonic() >= again:
+            again = deadline + 1
+            with contextlib.suppress(FabricError):
+                _hang_up(left)
         time.sleep(min(POLL_S, max(FIRST_POLL_S, (time.monotonic() - began) / 10)))
+
+
+def _hang_up(subnets: Sequence[Sequence[SubnetManager]]) -> dict[SubnetManager, tuple[Mark, ...]]:
+    """Signal all managers; returns the ends of their logs before. FabricError if all of a subnet refuse."""
+    before: dict[SubnetManager, tuple[Mark, ...]] = {}
+    for managers in subnets:
+        refused: list[FabricError] = []
+        for manager in managers:
+            try:
+                mark = manager.mark()
+                manager.hang_up()
+            except FabricError as err:
+                refused.append(err)
+            else:
+                before[manager] = mark
+        if len(refused) == len(managers):
+            raise refused[0]
+    return before
 
 
 def _said(

@@ -36,12 +36,15 @@ def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[V
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=300.0, reconcile_s=300.0) as started:
         opened(started, 1, "n1", "n2")
         wait_for(lambda: started.client.status().fabric.audited is not None, "no audit")
-        quiet(started, 1.5)  # the audit after the job's batch is over
+        quiet(started, 2.5)  # the audit after the job's batch is over
         yield started
 
 
 def quiet(vhpcd: Vhpcd, seconds: float) -> None:
-    """Wait until vhpcd has not audited the fabric for so long."""
+    """Wait until vhpcd has not audited the fabric for so long: an audit follows a change by a second.
+
+    On a busy machine the audit itself takes another one.
+    """
     audited, since = vhpcd.client.status().fabric.audited, time.monotonic()
 
     def rests() -> bool:
@@ -128,7 +131,7 @@ def test_only_a_foreign_sweep_is_followed_by_an_audit(vhpcd: Vhpcd, fabric: Simu
     fabric.sweep()
     carries(fabric, holding((0x1000, 2)))
     opened(vhpcd, 2)
-    quiet(vhpcd, 2.0)
+    quiet(vhpcd, 4.0)
     audited, sweeps = vhpcd.client.status().fabric.audited, fabric.sweeps()
     time.sleep(2.0)
     assert (vhpcd.client.status().fabric.audited, fabric.sweeps()) == (audited, sweeps), "it is quiet again"

@@ -32,7 +32,7 @@ from fabric_lab import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pace import examples
+from pace import examples, limit
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -40,7 +40,7 @@ from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import FabricRefusedError, KeyPolicy
 from vhpc_slurm.fabric.managers import ManagerRequest, Managers, RemoteOpensm, SeveralReaders, serve
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
+from vhpc_slurm.fabric.opensm import Opensm, SubnetManager, sweep
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
@@ -256,6 +256,27 @@ def here(tmp_path: Path) -> Opensm:
     (tmp_path / "log").write_bytes(b"nothing\nSUBNET UP\nother\nPARSE ERROR line 3\n")
     (tmp_path / "partitions.conf").write_bytes(DEFAULT)
     return Opensm(tmp_path / "partitions.conf", tmp_path / "pid", tmp_path / "log", 1.0)
+
+
+DEAF_ONCE = """
+import pathlib, signal, sys
+pathlib.Path("/proc/self/comm").write_text("opensm")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+pathlib.Path(sys.argv[1], "pid").write_text(str(__import__("os").getpid()))
+signal.sigwait([signal.SIGHUP])
+signal.sigwait([signal.SIGHUP])
+with open(sys.argv[1] + "/log", "a") as log:
+    log.write("SUBNET UP\\n")
+"""
+
+
+def test_a_signal_that_opensm_loses_is_sent_again(here: Opensm, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF_ONCE, tmp_path]) as deaf:
+        try:
+            wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "no process")
+            sweep([[here]], limit(10))
+        finally:
+            deaf.kill()
 
 
 def test_only_relevant_lines_of_a_log_are_sent(here: Opensm) -> None:
