@@ -106,6 +106,8 @@ int accounting_put(const struct agent *a, struct buf *b)
     }
     if (rc == 0)
         rc = put_table(a, b);
+    if (rc == 0)
+        rc = gpus_put(&a->gpus, b);
     if (rc < 0 || a->cgroup == NULL)
         return rc;
     cgroup_login_path(a, folder, sizeof folder);

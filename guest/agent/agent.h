@@ -11,6 +11,7 @@
 
 #include <netinet/in.h>
 
+#include "gpus.h"
 #include "chan.h"
 #include "hello.h"
 #include "pmiwatch.h"
@@ -94,6 +95,7 @@ struct agent {
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
     struct usage_table usage;
     uint64_t memory_mib; /* memory.h: that programs can use; 0 = no program has started */
+    struct gpus gpus;
 };
 
 /* host.c */

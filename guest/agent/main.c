@@ -162,6 +162,8 @@ static int run(struct agent *a, const char *port, int fd)
         (void)fprintf(stderr, "vhpc-agent: cannot start: %s\n", strerror(-rc));
         return 1;
     }
+    if (a->system)
+        gpus_start(&a->gpus, &a->loop, a->sysfs, NVML_LIBRARY, GPU_ROUND_MS);
     while (rc == 0 && !a->stopping) {
         int host = fd >= 0 ? fd : port_open(a, port);
         rc = host < 0 ? host : host_open(a, host, fd < 0);
@@ -176,6 +178,7 @@ static int run(struct agent *a, const char *port, int fd)
     if (rc < 0)
         (void)fprintf(stderr, "vhpc-agent: %s\n", strerror(-rc));
     chan_release(&a->host);
+    gpus_stop(&a->gpus);
     (void)unlink(a->call_socket);
     cgroup_end(a);
     if (a->is_init || (a->powering_off && a->system))

@@ -110,6 +110,7 @@ void sessions_reap(struct agent *a)
     struct rusage used;
     for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &used)) > 0;) {
         ssh_reaped(a, pid);
+        gpus_reaped(&a->gpus, pid, status);
         for (struct session *s = a->sessions; s != NULL; s = s->next)
             if (s->started && s->task.pid == pid && !s->task.reaped) {
                 s->max_rss = (uint64_t)used.ru_maxrss * 1024;

@@ -165,6 +165,12 @@ enum vhpc_tag {
     TAG_READ_BYTES = 136,
     TAG_WRITTEN_BYTES = 137,
     TAG_OOM_KILLS = 138,
+    TAG_GPU = 139,
+    TAG_GPU_ADDRESS = 140,
+    TAG_BUSY_E4 = 141,
+    TAG_MEMORY_BYTES = 142,
+    TAG_POWER_MW = 143,
+    TAG_GPU_MISSING = 144,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */

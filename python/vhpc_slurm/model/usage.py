@@ -63,6 +63,22 @@ class SharedIo(Record, frozen=True):
     written_bytes: int
 
 
+class GpuUsage(Record, frozen=True):
+    """One GPU of a guest, while the guest ran.
+
+    Attributes:
+        address: of PCI, in the guest.
+        busy_e4: mean use in hundredths of a per cent.
+        memory_bytes: most memory in use at a time.
+        power_mw: mean power in milliwatts.
+    """
+
+    address: str
+    busy_e4: int | None = None
+    memory_bytes: int | None = None
+    power_mw: int | None = None
+
+
 class GuestUsage(Record, frozen=True):
     """One guest of a node.
 
@@ -73,6 +89,8 @@ class GuestUsage(Record, frozen=True):
         memory_kib: that the guest's kernel has.
         missing: why there are no figures; empty if there are some.
         shared: shared folders. The node measures it, so it may be there when the guest has no figures.
+        gpus: those whose driver has counters.
+        gpus_missing: why figures of GPUs are missing; empty: they are not.
     """
 
     index: int
@@ -81,6 +99,8 @@ class GuestUsage(Record, frozen=True):
     memory_kib: int | None = None
     missing: str = ""
     shared: SharedIo | None = None
+    gpus: tuple[GpuUsage, ...] = ()
+    gpus_missing: str = ""
 
 
 class NodeUsage(Record, frozen=True):
@@ -102,6 +122,8 @@ class JobUsage(Record, frozen=True):
         shared: shared folders of these guests; None if it is not known of one.
         so_far_s: seconds since the oldest figure was measured, if the programs may have used more since;
             None: all figures are those of the end.
+        gpus: (node, index, GPU).
+        gpus_missing: (node, index, why) of guests that lack figures of GPUs.
     """
 
     whole: Figures
@@ -110,6 +132,8 @@ class JobUsage(Record, frozen=True):
     missing: tuple[tuple[str, int, str], ...] = ()
     shared: SharedIo | None = None
     so_far_s: float | None = None
+    gpus: tuple[tuple[str, int, GpuUsage], ...] = ()
+    gpus_missing: tuple[tuple[str, int, str], ...] = ()
 
 
 def total(figures: Iterable[Figures]) -> Figures:
@@ -162,8 +186,16 @@ def job_usage(nodes: Iterable[NodeUsage], so_far_s: float | None = None) -> JobU
                 steps.setdefault(step.step, []).append(step)
     summed = [_step(name, found) for name, found in steps.items()]
     shared = shared_of(guest for node in reported for guest in node.guests)
+    every = [(node.node, guest) for node in reported for guest in node.guests]
     return JobUsage(
-        whole_of(reported), tuple(sorted(summed, key=_order)), guests, tuple(missing), shared, so_far_s
+        whole_of(reported),
+        tuple(sorted(summed, key=_order)),
+        guests,
+        tuple(missing),
+        shared,
+        so_far_s,
+        tuple((node, guest.index, gpu) for node, guest in every for gpu in guest.gpus),
+        tuple((node, guest.index, guest.gpus_missing) for node, guest in every if guest.gpus_missing),
     )
 
 

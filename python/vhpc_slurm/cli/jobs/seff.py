@@ -48,6 +48,8 @@ def seff(job_id: JobId, as_json: Json = False) -> int:
     output.write_facts(_facts(job_id, page, used, job))
     print()
     usagerows.table(used)
+    for line in usagerows.gpu_lines(used):
+        print(line)
     silent = page.taken - len(nodes) - len(page.so_far)
     if silent > 0:
         print(f"nodes that have not reported: {silent}")
@@ -124,6 +126,7 @@ def _json(
         "shared_folders": usagerows.shared_json(used.shared),
         "cpu_efficiency_percent": efficiency(used.whole.cpu_us, _core_us(job, page)),
         "memory_efficiency_percent": efficiency(used.whole.peak_bytes, page.memory_mib << 20),
+        "gpus": usagerows.gpus_json(used),
         "steps": [step_json(step) for step in used.steps],
         "guests": [
             *(_guest_json(node.node, guest, None) for node in nodes for guest in node.guests),

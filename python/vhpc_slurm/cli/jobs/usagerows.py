@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, SharedIo, StepUsage, job_usage
+from vhpc_slurm.model.usage import GpuUsage
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
@@ -38,7 +39,33 @@ def table(used: JobUsage) -> None:
 def lines(used: JobUsage) -> list[str]:
     """Usage of the job that belongs to no step."""
     so_far = [] if used.so_far_s is None else [f"the job runs; figures: {so_far_text(used.so_far_s)}"]
-    return [f"shared folders: {shared_text(used.shared)}", *so_far]
+    return [f"shared folders: {shared_text(used.shared)}", *gpu_lines(used), *so_far]
+
+
+def gpu_lines(used: JobUsage) -> list[str]:
+    """One line for each GPU that has figures, and for each guest that lacks them."""
+    return [
+        *(f"GPU {gpu_text(gpu)} (guest {index} on {printable(node)})" for node, index, gpu in used.gpus),
+        *(
+            f"no figures of GPUs of guest {index} on {printable(node)}: {printable(why)}"
+            for node, index, why in used.gpus_missing
+        ),
+    ]
+
+
+def gpu_text(gpu: GpuUsage) -> str:
+    """Address, mean use, peak memory and mean power of a GPU, without what is not known."""
+    known = [
+        *([] if gpu.busy_e4 is None else [f"{gpu.busy_e4 / 100:.1f}% busy"]),
+        *([] if gpu.memory_bytes is None else [f"peak memory {output.size(gpu.memory_bytes)}"]),
+        *([] if gpu.power_mw is None else [f"{gpu.power_mw / 1000:.1f} W"]),
+    ]
+    return f"{gpu.address}: {', '.join(known)}"
+
+
+def gpus_json(used: JobUsage) -> list[dict[str, Any]]:
+    """The same as JSON; null where a figure is not known."""
+    return [{"node": node, "guest": index, **asdict(gpu)} for node, index, gpu in used.gpus]
 
 
 def so_far_text(age_s: float) -> str:
@@ -64,6 +91,7 @@ def document(used: JobUsage) -> dict[str, Any]:
         "total": asdict(used.whole),
         "so_far": None if used.so_far_s is None else {"age_s": round(used.so_far_s, 1)},
         "shared_folders": shared_json(used.shared),
+        "gpus": gpus_json(used),
         "steps": [step_json(step) for step in used.steps],
         "missing": [{"node": node, "guest": index, "why": why} for node, index, why in used.missing],
     }

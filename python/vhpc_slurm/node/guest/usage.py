@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import FIGURE_MAX, Figures, GuestUsage, SharedIo, StepUsage
-from vhpc_slurm.model.usage import shared_total, total
+from vhpc_slurm.model.usage import GpuUsage, shared_total, total
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.wire import Op, Tag, fields_of, number
 from vhpc_slurm.node.host import process
@@ -39,6 +39,9 @@ CONNECT_S = 0.1
 """To reach a shim, which answers at once; also what a guest gets when the time for all of them is over."""
 _NAME = re.compile(rb"[a-z0-9+]{1,31}")
 _TASKS_MAX = 2**31
+GPUS_MAX = 64
+"""GPUs of one guest; also in guest/gpu/gpurecord.h."""
+_ADDRESS = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _WHY_MAX = 200
 
 
@@ -129,9 +132,35 @@ def ask(channel: GuestChannel, index: int, timeout_s: float) -> GuestUsage:
         name = row[Tag.STEP].decode("ascii")
         tasks = number(row, Tag.TASKS) if Tag.TASKS in row else None
         steps[name] = StepUsage(name, figures, None if tasks is None else min(tasks, _TASKS_MAX))
+    why = dict(answer).get(Tag.GPU_MISSING, b"").decode("utf-8", errors="replace")
     return GuestUsage(
-        index, whole, tuple(steps.values()), memory_kib if 0 < memory_kib < FIGURE_MAX else None
+        index,
+        whole,
+        tuple(steps.values()),
+        memory_kib if 0 < memory_kib < FIGURE_MAX else None,
+        gpus=_gpus([value for tag, value in answer if tag == Tag.GPU]),
+        gpus_missing=printable(why)[:_WHY_MAX],
     )
+
+
+def _gpus(rows: Sequence[bytes]) -> tuple[GpuUsage, ...]:
+    if len(rows) > GPUS_MAX:
+        raise ChannelError("the guest sent a malformed message", f"{len(rows)} GPUs")
+    found = []
+    for row in (dict(fields_of(value)) for value in rows):
+        address = row.get(Tag.GPU_ADDRESS, b"")
+        if not _ADDRESS.fullmatch(address):
+            raise ChannelError("the guest sent a malformed message", "the address of a GPU")
+        busy = _figure(row, Tag.BUSY_E4)
+        found.append(
+            GpuUsage(
+                address.decode("ascii"),
+                None if busy is None or busy > 10_000 else busy,
+                _figure(row, Tag.MEMORY_BYTES),
+                _figure(row, Tag.POWER_MW),
+            )
+        )
+    return tuple(found)
 
 
 def _figure(row: dict[int, bytes], tag: Tag) -> int | None:

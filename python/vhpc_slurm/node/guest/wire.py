@@ -192,6 +192,12 @@ class Tag(IntEnum):
     READ_BYTES = 136
     WRITTEN_BYTES = 137
     OOM_KILLS = 138
+    GPU = 139
+    GPU_ADDRESS = 140
+    BUSY_E4 = 141
+    MEMORY_BYTES = 142
+    POWER_MW = 143
+    GPU_MISSING = 144
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:
