@@ -11,8 +11,8 @@
 
 #include <netinet/in.h>
 
-#include "gpus.h"
 #include "chan.h"
+#include "gpus.h"
 #include "hello.h"
 #include "pmiwatch.h"
 #include "task.h"

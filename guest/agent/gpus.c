@@ -20,7 +20,7 @@
 
 enum { NOBODY = 65534, FILES = 1024, NO_EXEC = 127 };
 
-/* The program vhpc-nvml. */
+/* Decision: NVML is loaded by a process of its own. The program vhpc-nvml: */
 __asm__(".section .rodata\n"
         ".balign 16\n"
         "vhpc_nvml_program: .incbin \"" VHPC_NVML_PROGRAM "\"\n"
@@ -63,9 +63,8 @@ static struct gpu *gpu_of(struct gpus *g, const char *address)
 
 static bool count_record(struct gpus *g, const struct gpu_record *r)
 {
-    static const uint64_t most[] = {[GPU_BUSY] = 10000,
-                                    [GPU_MEMORY] = (uint64_t)1 << 50,
-                                    [GPU_POWER] = 100000000};
+    static const uint64_t most[] = {
+        [GPU_BUSY] = 10000, [GPU_MEMORY] = (uint64_t)1 << 50, [GPU_POWER] = 100000000};
     struct gpu *gpu = is_address(r->address) ? gpu_of(g, r->address) : NULL;
     if (gpu == NULL)
         return false;
@@ -205,8 +204,8 @@ static int start(struct gpus *g, struct gpu_reader *reader, const char *sysfs, c
     (void)close(end[1]);
     if (library != NULL)
         (void)close(program);
-    reader->source = (struct source){
-        .fd = end[0], .want = want_input, .ready = records_ready, .owner = g};
+    reader->source =
+        (struct source){.fd = end[0], .want = want_input, .ready = records_ready, .owner = g};
     if (rc == 0)
         rc = loop_add(g->loop, &reader->source);
     if (rc < 0) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the guest's GPUs have done. Processes without privileges read the counters and write records
- * into pipes: NVML is a library of the image, and may hang or crash, and so may reads of sysfs wait.
+ * into pipes: NVML is a library of the image, and may hang or crash, and so may reads of sysfs
+ * wait.
  */
 #ifndef VHPC_GPUS_H
 #define VHPC_GPUS_H

@@ -125,8 +125,7 @@ size_t gpu_sysfs_round(struct gpu_sysfs *g, long long now, struct gpu_record *ou
     DIR *all = devices_of(g->root);
     if (all == NULL)
         return 0;
-    while (count < most &&
-           (address = next_gpu(all, g->root, path, sizeof path, &maker)) != NULL) {
+    while (count < most && (address = next_gpu(all, g->root, path, sizeof path, &maker)) != NULL) {
         struct gpu_record r = {0};
         struct gpu_before *b = before_of(g, address);
         if (maker == NVIDIA || b == NULL)

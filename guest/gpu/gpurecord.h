@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process that reads the counters of GPUs writes into its pipe: one record per GPU and round. */
+/* What a process that reads the counters of GPUs writes into its pipe: one record per GPU and
+ * round. */
 #ifndef VHPC_GPURECORD_H
 #define VHPC_GPURECORD_H
 

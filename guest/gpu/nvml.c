@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Reads the counters of NVIDIA's GPUs by NVML, a library of the image: vhpc-nvml LIBRARY MILLISECONDS
- * writes records (gpurecord.h) to standard output until it is killed.
+ * Reads the counters of NVIDIA's GPUs by NVML, a library of the image: vhpc-nvml LIBRARY
+ * MILLISECONDS writes records (gpurecord.h) to standard output until it is killed.
  *
  * The agent is static, and must survive this library, so this is a program of its own, which is a
  * part of the agent's file. It needs only functions that every glibc has, by the symbol versions of

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands in for libnvidia-ml.so.1: the names, structures and return codes of NVML's public reference.
- * STANDIN_HANGS, STANDIN_CRASHES: it does so when it is asked for the utilization. Two GPUs; the
- * second one is in MIG mode, so its utilization is not supported, and its power is not known.
+ * Stands in for libnvidia-ml.so.1: the names, structures and return codes of NVML's public
+ * reference. STANDIN_HANGS, STANDIN_CRASHES: it does so when it is asked for the utilization. Two
+ * GPUs; the second one is in MIG mode, so its utilization is not supported, and its power is not
+ * known.
  */
 #include <stdio.h>
 #include <unistd.h>

@@ -197,6 +197,7 @@ def words(used: JobUsage, boot_s: float | None = None) -> str:
         *_seconds(figures),
         *(f"{name}={value}" for name, value in (*_bytes(figures), *_shared(used)) if value is not None),
         *([] if figures.oom_kills is None else [f"oom_kills={figures.oom_kills}"]),
+        *_gpus(used),
         f"guests={used.guests - len(used.missing)}/{used.guests}",
         *([] if boot_s is None else [f"boot_s={boot_s:.1f}"]),
     ]
@@ -206,6 +207,16 @@ def words(used: JobUsage, boot_s: float | None = None) -> str:
 def _seconds(figures: Figures) -> list[str]:
     named = (("cpu_s", figures.cpu_us), ("user_s", figures.user_us), ("system_s", figures.system_us))
     return [f"{name}={value / 1e6:.2f}" for name, value in named if value is not None]
+
+
+def _gpus(used: JobUsage) -> list[str]:
+    """The mean use of the GPUs that have figures, and the most memory of one of them."""
+    busy = [gpu.busy_e4 for _, _, gpu in used.gpus if gpu.busy_e4 is not None]
+    memory = [gpu.memory_bytes for _, _, gpu in used.gpus if gpu.memory_bytes is not None]
+    return [
+        *([f"gpu_busy_percent={sum(busy) / len(busy) / 100:.1f}"] if busy else []),
+        *([f"gpu_peak_bytes={max(memory)}"] if memory else []),
+    ]
 
 
 def _shared(used: JobUsage) -> tuple[tuple[str, int | None], ...]:

@@ -45,6 +45,7 @@ def lines(answer: bytes) -> list[str]:
     return usagerows.gpu_lines(job_usage([node]))
 
 
+@pytest.mark.promise("usage.gpus")
 def test_a_gpu_has_a_line_with_what_is_known() -> None:
     first = gpu(
         b"0000:05:00.0",
