@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Decision: NVML is loaded by a process of its own */
 #include "gpus.h"
 
 #include <errno.h>
@@ -20,7 +21,7 @@
 
 enum { NOBODY = 65534, FILES = 1024, NO_EXEC = 127 };
 
-/* Decision: NVML is loaded by a process of its own. The program vhpc-nvml: */
+/* The program vhpc-nvml. */
 __asm__(".section .rodata\n"
         ".balign 16\n"
         "vhpc_nvml_program: .incbin \"" VHPC_NVML_PROGRAM "\"\n"

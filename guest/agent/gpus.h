@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the guest's GPUs have done. Processes without privileges read the counters and write records
+ * Use of the guest's GPUs. Processes without privileges read the counters and write records
  * into pipes: NVML is a library of the image, and may hang or crash, and so may reads of sysfs
  * wait.
  */
@@ -39,7 +39,7 @@ struct gpus {
     char missing[128]; /* why figures are missing; empty: they are not */
 };
 
-/* Start the processes that this machine's GPUs need. What fails costs the figures only. */
+/* Start the processes that this machine's GPUs need. If one does not start, figures are missing. */
 void gpus_start(struct gpus *g, struct loop *loop, const char *sysfs, const char *library,
                 int round_ms);
 /* A child of this process has ended. */

@@ -40,7 +40,7 @@ CONNECT_S = 0.1
 _NAME = re.compile(rb"[a-z0-9+]{1,31}")
 _TASKS_MAX = 2**31
 GPUS_MAX = 64
-"""GPUs of one guest; also in guest/gpu/gpurecord.h."""
+"""GPUs of one guest; also in guest/lib/gpurecord.h."""
 _ADDRESS = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _WHY_MAX = 200
 
