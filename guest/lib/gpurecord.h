@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a process that reads the counters of GPUs writes into its pipe: one record per GPU and
- * round. */
+/* Records of a process that reads the counters of GPUs: one per GPU and round, in its pipe. */
 #ifndef VHPC_GPURECORD_H
 #define VHPC_GPURECORD_H
 
