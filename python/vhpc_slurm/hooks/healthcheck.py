@@ -33,13 +33,15 @@ def run(config: Config) -> int:
         if result.drains:
             bad.append(result)
     _tell_quarantine(config, node)
-    if config.host.metrics_folder:
-        _write_metrics(config, results)
     if bad:
         common.drain(config, node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
-    if all(result.kind is not Kind.CONTROLLER for result in results):
-        # last: guests may take their time to answer
-        sofar.report(Layout(config), ControllerClient(config, patient=False), node)
+    # last: guests may take their time to answer
+    told = all(result.kind is not Kind.CONTROLLER for result in results)
+    found = sofar.measure(Layout(config)) if told or config.host.metrics_folder else {}
+    if config.host.metrics_folder:
+        _write_metrics(config, results, found)
+    if told:
+        sofar.tell(ControllerClient(config, patient=False), node, found)
     return 1 if bad else 0
 
 
@@ -68,12 +70,13 @@ def _tell_quarantine(config: Config, node: str) -> None:
         common.log.warning("cannot tell vhpcd of devices in quarantine: %s", what)
 
 
-def _write_metrics(config: Config, results: list[RepairResult]) -> None:
+def _write_metrics(config: Config, results: list[RepairResult], found: sofar.Measured) -> None:
     """A node without metrics is as good as others for jobs."""
     from vhpc_slurm.hooks import textfile
 
+    layout = Layout(config)
     try:
-        textfile.write(Path(config.host.metrics_folder), Layout(config), results)
+        textfile.write(Path(config.host.metrics_folder), layout, results, sofar.gpus(layout, found))
     except NodeError as err:
         common.log.warning("%s", err.line())
 

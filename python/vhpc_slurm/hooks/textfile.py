@@ -9,26 +9,34 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model.usage import GpuUsage
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.store import images, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile.finding import RepairResult
 
+if TYPE_CHECKING:
+    from prometheus_client import Gauge
+
 NAME = "vhpc.prom"
 
 
-def write(folder: Path, layout: Layout, results: Sequence[RepairResult]) -> None:
+def write(
+    folder: Path, layout: Layout, results: Sequence[RepairResult], gpus: Mapping[int, GpuUsage]
+) -> None:
     """Replace the file.
 
     Args:
         folder: of node_exporter; it must belong to root.
         layout: the node's folders.
         results: of this health check.
+        gpus: those in running guests, by Slurm's index.
 
     Raises:
         NodeError: the file cannot be written, or prometheus_client is not installed.
@@ -63,8 +71,24 @@ def write(folder: Path, layout: Layout, results: Sequence[RepairResult]) -> None
     for kind in Kind:
         for repaired in (True, False):
             findings.labels(kind.value, "yes" if repaired else "no").set(counts[kind, repaired])
+    _gpus(gauge, gpus)
     gauge("health_check_timestamp_seconds", "When the last health check ended.").set(time.time())
     _replace(folder, generate_latest(registry))
+
+
+def _gpus(gauge: Callable[..., Gauge], gpus: Mapping[int, GpuUsage]) -> None:
+    """What their drivers in the guests say; a guest that lacks a figure has no row of it."""
+    busy = gauge("gpu_busy_ratio", "Mean use of a GPU since its guest began.", ("gpu",))
+    memory = gauge("gpu_peak_memory_bytes", "Most memory of a GPU in use since its guest began.", ("gpu",))
+    power = gauge("gpu_power_watts", "Mean power of a GPU since its guest began.", ("gpu",))
+    for index, gpu in gpus.items():
+        for family, value, unit in (
+            (busy, gpu.busy_e4, 10_000),
+            (memory, gpu.memory_bytes, 1),
+            (power, gpu.power_mw, 1000),
+        ):
+            if value is not None:
+                family.labels(str(index)).set(value / unit)
 
 
 def _replace(folder: Path, text: bytes) -> None:

@@ -40,7 +40,7 @@ CONNECT_S = 0.1
 _NAME = re.compile(rb"[a-z0-9+]{1,31}")
 _TASKS_MAX = 2**31
 GPUS_MAX = 64
-"""GPUs of one guest; also in guest/lib/gpurecord.h."""
+"""GPUs of one guest, also in guest/lib/gpurecord.h; and of all guests of a node."""
 _ADDRESS = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _WHY_MAX = 200
 
@@ -65,7 +65,10 @@ def of_guests(asked: Sequence[AskedGuest], most_steps: int = NODE_STEPS_MAX) -> 
     else:
         with ThreadPoolExecutor(min(len(asked), AT_ONCE)) as pool:
             found = list(pool.map(lambda one: _of_guest(one, until), asked))
-    return tuple(folded(guest, max(1, most_steps // len(found))) for guest in found)
+    gpus = max(1, GPUS_MAX // len(found))
+    return tuple(
+        replace(folded(guest, max(1, most_steps // len(found))), gpus=guest.gpus[:gpus]) for guest in found
+    )
 
 
 def _of_guest(asked: AskedGuest, until: float) -> GuestUsage:

@@ -99,6 +99,12 @@ def read_state(path: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
+def gpu_indexes(path: Path) -> list[list[int]]:
+    """Slurm's indexes of the GPUs of each guest, in the guest's order; empty if the file does not exist."""
+    guests = read_state(path).get("gpus", "")
+    return [[int(index) for index in one.split(":") if index] for one in guests.split(",")] if guests else []
+
+
 def uptime() -> float:
     """Seconds since the node's boot, of a clock that cannot be set; it counts during a suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

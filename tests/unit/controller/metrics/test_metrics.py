@@ -37,9 +37,12 @@ from vhpc_slurm.controller.metrics.instruments import MOST_STAGES, Instruments
 from vhpc_slurm.controller.wire_types import TimelineWire
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hooks import healthcheck, textfile
-from vhpc_slurm.model import ImageRef, Stage, Timeline
+from vhpc_slurm.model import Generation, GuestUsage, ImageRef, Stage, Timeline
+from vhpc_slurm.model.usage import GpuUsage
 from vhpc_slurm.node.finding import Kind
+from vhpc_slurm.node.store import statefile
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import sofar
 from vhpc_slurm.reconcile.finding import RepairResult
 
 ROOT = Path(__file__).parents[4]
@@ -320,6 +323,32 @@ def test_a_health_check_writes_the_metrics_of_its_node(
     assert [path.name for path in file.parent.iterdir()] == ["vhpc.prom"]
 
 
+@pytest.mark.promise("usage.gpus")
+@needs_root
+def test_gpus_have_slurms_index_and_only_known_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job with two guests; its second guest names one GPU of two, so their indexes are not known."""
+    config = node_config(tmp_path)
+    layout = Layout(config)
+    generation = Generation(7, 0, "0123abcd")
+    layout.state_file(7).parent.mkdir(parents=True)
+    statefile.write_state(layout.state_file(7), {"gpus": "3:1,0:2"}, 0)
+    first = GpuUsage("0000:fe:00.0", 8340, 10 << 30, 312_500)
+    second = GpuUsage("0000:fd:00.0", 0)
+    guests = [GuestUsage(0, gpus=(first, second)), GuestUsage(1, gpus=(first,))]
+    monkeypatch.setattr(sofar, "measure", lambda _: {generation: guests})
+    monkeypatch.setattr(healthcheck, "reconcile", lambda *args, **options: [])
+    assert healthcheck.run(config) == 0
+    found = parsed((Path(config.host.metrics_folder) / "vhpc.prom").read_text())
+    assert {key: value for key, value in found.items() if "_gpu_" in key[0]} == {
+        ("vhpc_node_gpu_busy_ratio", (("gpu", "3"),)): 0,
+        ("vhpc_node_gpu_busy_ratio", (("gpu", "1"),)): 0.834,
+        ("vhpc_node_gpu_peak_memory_bytes", (("gpu", "1"),)): 10 * 2**30,
+        ("vhpc_node_gpu_power_watts", (("gpu", "1"),)): 312.5,
+    }
+
+
 def of_somebody_else(folder: Path) -> None:
     os.chown(folder, 65534, 65534)
 
@@ -342,7 +371,7 @@ def test_links_and_folders_of_others_are_not_followed(
     folder = Path(config.host.metrics_folder)
     change(folder)
     with pytest.raises(NodeError, match=r"cannot write .*vhpc\.prom"):
-        textfile.write(folder, Layout(config), [])
+        textfile.write(folder, Layout(config), [], {})
     assert not (tmp_path / "victim").exists()
     monkeypatch.setattr(healthcheck, "reconcile", lambda *args, **options: [])
     assert healthcheck.run(config) == 0, "the node is as good as others"
@@ -359,7 +388,7 @@ def test_dashboard_and_rules_use_metrics_that_exist(metered: Metered, tmp_path: 
     metered.vhpcd.client.open_generation(request(image=ImageRef("nix")), allocation("n1"))
     wait_for(lambda: metered.value("vhpc_nodes_drained") == 0, "the first pass does not end")
     config = node_config(tmp_path)
-    textfile.write(Path(config.host.metrics_folder), Layout(config), [])
+    textfile.write(Path(config.host.metrics_folder), Layout(config), [], {})
     text = metered.text() + (Path(config.host.metrics_folder) / "vhpc.prom").read_text()
     families = {family.name: family.type for family in text_string_to_metric_families(text)}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}

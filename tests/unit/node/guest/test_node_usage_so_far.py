@@ -173,7 +173,7 @@ def test_one_message_has_all_running_jobs_of_the_node(layout: Layout, guest: Gue
     assert run.stdout is not None
     assert run.stdout.readline() == b"up\n"
     client = Client(layout.config)
-    sofar.report(layout, client, "n1")
+    sofar.tell(client, "n1", sofar.measure(layout))
     ((node, told),) = client.told
     assert (node, [(one.generation, one.node) for one in told]) == ("n1", [(FIRST, "n1"), (SECOND, "n1")])
     first, second = told[0].guests
@@ -186,14 +186,14 @@ def test_one_message_has_all_running_jobs_of_the_node(layout: Layout, guest: Gue
 
 def test_jobs_that_boot_or_end_are_not_asked(layout: Layout) -> None:
     client = Client(layout.config)
-    sofar.report(layout, client, "n1")
+    sofar.tell(client, "n1", sofar.measure(layout))
     held(layout, FIRST)
     held(layout, SECOND)
     joblock.write_tombstone(layout, SECOND)
     with joblock.held(layout, FIRST.job_id, timeout_s=WAIT_S):
-        sofar.report(layout, client, "n1")
+        sofar.tell(client, "n1", sofar.measure(layout))
     assert not hasattr(client, "told")
-    sofar.report(layout, client, "n1")
+    sofar.tell(client, "n1", sofar.measure(layout))
     assert [one.generation for one in client.told[0][1]] == [FIRST]
 
 
@@ -223,7 +223,7 @@ def test_a_silent_guest_delays_no_other(layout: Layout, guest: Guest, silent: Gu
     attach(layout, FIRST, guest, 2)
     guest.run("true", SLURM_STEP_ID="0")
     client = Client(layout.config)
-    sofar.report(layout, client, "n1")
+    sofar.tell(client, "n1", sofar.measure(layout))
     ((_, (told,)),) = client.told
     assert ["deadline" in one.missing for one in told.guests] == [True, True, False]
     assert [step.step for step in told.guests[2].steps] == ["0"]
@@ -255,7 +255,7 @@ def test_a_vhpcd_that_refuses_figures_fails_no_health_check(
 
 def test_nothing_is_measured_while_vhpcd_is_away(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(sofar, "report", lambda *_: asked.append(1))
+    monkeypatch.setattr(sofar, "measure", lambda *_: asked.append(1))
     away = RepairResult(Kind.CONTROLLER, "vhpcd does not answer", repaired=False)
     monkeypatch.setattr(healthcheck, "reconcile", lambda *_, **__: [away])
     assert healthcheck.run(layout.config) == 0
@@ -269,7 +269,7 @@ def test_a_node_is_drained_before_guests_are_asked(layout: Layout, monkeypatch: 
         assert isinstance(said[2], TeardownError)
         order.append("drain")
 
-    monkeypatch.setattr(sofar, "report", lambda *_: order.append("ask"))
+    monkeypatch.setattr(sofar, "measure", lambda *_: order.append("ask") or {})
     monkeypatch.setattr(common, "drain", drain)
     broken = RepairResult(Kind.LIBVIRT, "libvirt does not answer", repaired=False)
     monkeypatch.setattr(healthcheck, "reconcile", lambda *_, **__: [broken])
@@ -281,10 +281,13 @@ def test_figures_fit_into_a_message(layout: Layout) -> None:
     """Of as many guests, with as many rows, as a node may tell at once."""
     from vhpc_slurm.controller.api import protocol, usage_messages
     from vhpc_slurm.model import FIGURE_MAX, Figures, StepUsage
+    from vhpc_slurm.model.usage import GpuUsage
 
     largest = Figures(*[FIGURE_MAX - 1] * 8)
     steps = tuple(StepUsage(f"{2**32 - 1 - number}", largest, 2**31) for number in range(sofar.STEPS_MAX))
-    one = GuestUsage(0, largest, steps, FIGURE_MAX, "", SharedIo(2**63 - 1, 2**63 - 1))
+    gpu = GpuUsage("ffff:ff:ff.f", 10_000, FIGURE_MAX - 1, FIGURE_MAX - 1)
+    shared, gpus = SharedIo(2**63 - 1, 2**63 - 1), (gpu,) * usage.GPUS_MAX
+    one = GuestUsage(0, largest, steps, FIGURE_MAX, "", shared, gpus, "w" * 200)
     body = usage_messages.ReportUsageSoFar(
         node="n" * 64,
         used=(usage_messages.GenerationUsage(generation="4294967295.999999999.0123abcd", guests=(one,)),),
