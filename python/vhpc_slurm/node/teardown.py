@@ -15,7 +15,7 @@ from vhpc_slurm.node.guest import usage
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, GuestChannel
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.resource import registry
-from vhpc_slurm.node.resource.domain import Domain, held_guests
+from vhpc_slurm.node.resource.domain import Domain, DomainData, held_guests
 from vhpc_slurm.node.resource.run_folder import RunFolder
 from vhpc_slurm.node.store import usage as stored_usage
 from vhpc_slurm.node.store.journal import Entry, Journal
@@ -104,13 +104,13 @@ def _power_off(layout: Layout, domains: Sequence[Entry]) -> None:
     with contextlib.ExitStack() as opened:
         asked = []
         for domain in domains:
-            folder = layout.guest_of(domain.data["name"])
+            folder = layout.guest_of(domain.read(DomainData).name)
             with contextlib.suppress(VhpcError):
                 channel = opened.enter_context(GuestChannel.connect(folder / ROOT_SOCKET, CONNECT_S))
                 left = max(CONNECT_S, until - time.monotonic())
                 channel.hello(left, wait_for_boot=False)
                 channel.poweroff(left)
-                asked.append((folder.name, channel, int(domain.data["uid"])))
+                asked.append((folder.name, channel, domain.read(DomainData).uid))
         for guest, channel, uid in asked:
             try:
                 channel.wait_end(max(CONNECT_S, until - time.monotonic()))

@@ -10,17 +10,16 @@ An Epilog that was killed, or never ran, is made up for as well.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, GuestChannel
 from vhpc_slurm.node.network import plan, segment, tools
-from vhpc_slurm.node.resource.domain import Domain
-from vhpc_slurm.node.resource.job_network import JobNetwork, name_guests
+from vhpc_slurm.node.resource.domain import Domain, DomainData
+from vhpc_slurm.node.resource.job_network import JobNetwork, NetworkData, name_guests
 from vhpc_slurm.node.store import joblock, journal
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -67,7 +66,7 @@ def findings(
         if not left or joblock.busy(layout, lease.generation.job_id):
             continue
         entry = _segment_entry(journal.read_entries(layout.journals, lease.generation))
-        if entry is not None and not set(left) <= set(entry.data.get("left", ())):
+        if entry is not None and not set(left) <= set(entry.read(NetworkData).left):
             job = f"job {lease.generation.job_id}"
             what = f"the network of {job} contains {', '.join(left)}, which Slurm has taken from the job"
             yield NodeFinding(Kind.LEFT_NODE, what, partial(_forget, layout, node, lease, left))
@@ -103,7 +102,7 @@ def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> Non
         segment.forget(lease, node, left)
         for domain in entries:
             if domain.kind == Domain.kind:
-                _name_guests(layout, node, lease, domain.data, left)
+                _name_guests(layout, node, lease, domain.read(DomainData).name, left)
         found = Journal(layout.journals, lease.generation)
         try:
             found.update(entry.key, peers=plan.peers(lease, node, left), left=left)
@@ -111,16 +110,14 @@ def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> Non
             found.close()
 
 
-def _name_guests(
-    layout: Layout, node: str, lease: Lease, domain: Mapping[str, Any], left: Sequence[str]
-) -> None:
-    """Give a guest the shorter lists of names.
+def _name_guests(layout: Layout, node: str, lease: Lease, domain: str, left: Sequence[str]) -> None:
+    """Give the guest of a domain the shorter lists of names.
 
     Raises:
         NodeError: its interface or its shim is not there.
         ChannelError: the guest does not answer, or refuses.
     """
-    folder = layout.guest_of(domain["name"])
+    folder = layout.guest_of(domain)
     interface = plan.interface(lease, node, int(folder.name.removeprefix("g")), 1)
     assert interface is not None
     links = tools.query("ip", "link", "show", "dev", interface.tap)

@@ -173,7 +173,9 @@ def test_only_running_jobs_with_networks_have_left_nodes(node: Node) -> None:
         return [one.what for one in left_nodes.findings(node.layout, name, [record], [record])]
 
     assert told(found) == [], "no network was made here"
-    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
+    node.journal.acquire(
+        "network", f"network:{VNI}", vni=VNI, port=1, local="192.0.2.1", peers=["192.0.2.2", "192.0.2.3"]
+    )
     assert told(found) == ["the network of job 1 contains n2, which Slurm has taken from the job"]
     assert told(replace(found, acknowledged=())) == []
     assert told(replace(found, acknowledged=("n1",))) == []
@@ -191,7 +193,9 @@ def test_a_component_that_ends_leaves_the_common_network(node: Node) -> None:
     assert lease.segment is not None
     segment_ = replace(lease.segment, underlay=("192.0.2.1", "192.0.2.2", "192.0.2.3"), parts=parts)
     own, two = (LeaseRecord(replace(one, segment=segment_), 0.0, 0.0, ()) for one in (lease, other))
-    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2", "192.0.2.3"])
+    node.journal.acquire(
+        "network", f"network:{VNI}", vni=VNI, port=1, local="192.0.2.1", peers=["192.0.2.2", "192.0.2.3"]
+    )
 
     def left(*known: LeaseRecord) -> list[str]:
         found = left_nodes.findings(node.layout, "n1", [own], known)
@@ -260,9 +264,9 @@ def backwards(pair: Pair) -> bytes:
 def test_a_silent_guest_gets_the_change_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journal is written last."""
     lease = replace(lease_of(1, VNI, "n1", "n2"), generation=GENERATION)
-    node.journal.acquire("network", f"network:{VNI}", vni=VNI, peers=["192.0.2.2"])
+    node.journal.acquire("network", f"network:{VNI}", vni=VNI, port=1, local="192.0.2.1", peers=["192.0.2.2"])
     name = f"vhpc-1-0-{GENERATION.nonce}-g0"
-    node.journal.acquire("domain", f"domain:{name}", name=name)
+    node.journal.acquire("domain", f"domain:{name}", name=name, uid=1)
     forgotten: list[object] = []
     monkeypatch.setattr(segment, "forget", lambda *words: forgotten.append(words[1:]))
     monkeypatch.setattr(tools, "query", lambda *_: [{"mtu": 1450}])

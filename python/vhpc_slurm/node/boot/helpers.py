@@ -241,9 +241,9 @@ class Helpers(Struct):
             refuse=(paths.run, paths.state),
         )
 
-    def _announce(self, name: str, role: str, **data: object) -> str:
+    def _announce(self, name: str, role: str, path: str = "") -> str:
         """Announce a process of this guest in the journal; returns its key."""
-        return Process().announce(self.journal, f"g{self.guest.index}:{name}", role, **data)
+        return Process().announce(self.journal, f"g{self.guest.index}:{name}", role, path)
 
     def _said(self, tag: str) -> str:
         """The last lines that a daemon wrote: those in its pipe, and those that the shim has logged."""

@@ -19,8 +19,8 @@ from vhpc_slurm.node.devices import classes, gpumap, preflight, quarantine
 from vhpc_slurm.node.devices.device_class import DeviceClass, HostState, NotCleanError, State
 from vhpc_slurm.node.devices.preflight import CheckInput, DeviceError
 from vhpc_slurm.node.host import attribute
-from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 
 class UnfitError(DeviceError):
@@ -56,7 +56,15 @@ def quarantined(layout: Layout) -> dict[str, quarantine.QuarantineRecord]:
     return {record.key: record for record in quarantine.read_records(layout)}
 
 
-def prepare(layout: Layout, generation: str, entry: Entry, device: PassthroughDevice) -> None:
+class HeldDevice(Record, frozen=True):
+    """A device's entry in the journal: its key, its class, and what its class needs to restore it."""
+
+    device: str
+    device_class: str
+    state: State
+
+
+def prepare(layout: Layout, generation: str, held: HeldDevice, device: PassthroughDevice) -> None:
     """Make a device ready for its guest; the journal has its entry.
 
     Raises:
@@ -64,9 +72,9 @@ def prepare(layout: Layout, generation: str, entry: Entry, device: PassthroughDe
         NodeError: the kernel refused.
     """
     try:
-        classes.of(device.device_class).prepare(layout, device, entry.data["state"])
+        classes.of(device.device_class).prepare(layout, device, held.state)
     except attribute.StuckError as err:
-        raise _quarantine(layout, generation, entry, err.line()) from err
+        raise _quarantine(layout, generation, held, err.line()) from err
 
 
 def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState) -> list[State]:
@@ -110,7 +118,7 @@ def _case(layout: Layout, mine: Sequence[str], held: Mapping[str, str], host: Ho
     return CheckInput(config.host.sysfs_root, config.devices, frozenset(mine), held, host.proc, host.dev)
 
 
-def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
+def release(layout: Layout, generation: str, held: HeldDevice, host: HostState | None = None) -> None:
     """Release a device: disconnect, reset, verify and clear it, and restore its state.
 
     Idempotent, also for a device that was announced but not changed.  If it
@@ -121,21 +129,20 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
         QuarantinedError: a check failed; it is in quarantine now.
         TeardownError: it may still be on its network, or a process still has it open.
     """
-    key, state = str(entry.data["device"]), entry.data["state"]
-    one = classes.of(entry.data["device_class"])
+    key, state, one = held.device, held.state, classes.of(held.device_class)
     there = one.exists(layout, key)
     if there:
         _idled(layout, one, key, one.disconnect, generation=generation, state=state)
     if key in quarantined(layout):
         return
     if not there:
-        raise _quarantine(layout, generation, entry, "it no longer exists")
+        raise _quarantine(layout, generation, held, "it no longer exists")
     try:
         one.release(layout, key, state, host or HostState())
     except (NotCleanError, attribute.StuckError) as err:
-        raise _quarantine(layout, generation, entry, err.line()) from err
+        raise _quarantine(layout, generation, held, err.line()) from err
     except OSError as err:
-        raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+        raise _quarantine(layout, generation, held, f"{err.filename}: {err.strerror}") from err
 
 
 def park(layout: Layout, one: DeviceClass, key: str) -> None:
@@ -158,11 +165,12 @@ def _idled(
         raise TeardownError(f"{one.noun} {key} {one.unparked}", line) from err
 
 
-def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
+def _quarantine(
+    layout: Layout, generation: str, held: HeldDevice, reason: str
+) -> quarantine.QuarantinedError:
     """Put a device into quarantine: first on disk, then in an error."""
-    data = entry.data
     record = quarantine.record(
-        data["device"], data["device_class"], reason, generation=generation, state=data["state"]
+        held.device, held.device_class, reason, generation=generation, state=held.state
     )
     quarantine.put(layout, record)
     return quarantine.QuarantinedError([record])

@@ -22,13 +22,12 @@ Sources: bridge(8), ip-link(8), net/bridge/br_input.c (BR_PORT_LOCKED), br_arp_n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import Any
 
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
-from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, NodeSegment, Tunnel
+from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, NodeSegment
 from vhpc_slurm.node.network import firewall, plan, tools, tunnel, udp_port
 
 LEAST_MTU = 1280
@@ -36,22 +35,6 @@ Command = tuple[str, ...]
 
 CLOSED = ("learning", "off", "flood", "off", "mcast_flood", "off", "mcast_router", "0", "locked", "on")
 """Settings of every port.  Unknown destinations are dropped, and so are sources without an entry."""
-
-
-def of_entry(data: Mapping[str, Any]) -> NodeSegment:
-    """A node's segment from its entry in the journal."""
-    vni, found = int(data["vni"]), data.get("tunnel")
-    through = Tunnel(plan.tunnel_name(vni), int(found["port"]), found["address"]) if found else None
-    bridge, vxlan = plan.bridge_name(vni), plan.vxlan_name(vni)
-    return NodeSegment(vni, int(data["port"]), data["local"], bridge, vxlan, through)
-
-
-def entry(segment: NodeSegment, peers: Sequence[str]) -> dict[str, Any]:
-    """What the journal has of a node's segment, from which its firewall can be made again; no secrets."""
-    found: dict[str, Any] = {"vni": segment.vni, "port": segment.port, "local": segment.local, "peers": peers}
-    if segment.tunnel is not None:
-        found["tunnel"] = {"port": segment.tunnel.port, "address": segment.tunnel.address}
-    return found
 
 
 def underlay_mtu(segment: NodeSegment) -> int:

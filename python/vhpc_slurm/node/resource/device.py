@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
 from vhpc_slurm.device import PassthroughDevice
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import finding
 from vhpc_slurm.node.devices import assignment, classes
+from vhpc_slurm.node.devices.assignment import HeldDevice
 from vhpc_slurm.node.devices.device_class import DeviceClass, HostState
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.resource import reservations
@@ -54,18 +55,13 @@ class AssignedDevice(Resource):
         """
         checked = assignment.check(layout, devices, host)
         for device, state in zip(devices, checked, strict=True):
-            entry = journal.acquire(
-                self.kind,
-                f"{self.kind}:{device.key}",
-                device=device.key,
-                device_class=device.device_class,
-                state=state,
-            )
-            assignment.prepare(layout, str(journal.generation), entry, device)
+            held = HeldDevice(device.key, device.device_class, state)
+            journal.announce(self.kind, f"{self.kind}:{device.key}", held)
+            assignment.prepare(layout, str(journal.generation), held, device)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Reset, verify and clear a device, and restore its state; else it goes into quarantine."""
-        assignment.release(layout, str(generation), entry)
+        assignment.release(layout, str(generation), entry.read(HeldDevice))
 
     def release_each(
         self, layout: Layout, generation: Generation, entries: Sequence[Entry]
@@ -77,15 +73,7 @@ class AssignedDevice(Resource):
         """
 
         def clear_lane(lane: list[Entry]) -> list[Result]:
-            found: list[Result] = []
-            for entry in lane:
-                try:
-                    self.release(layout, generation, entry)
-                except (VhpcError, OSError) as err:
-                    found.append((entry, err))
-                else:
-                    found.append((entry, None))
-            return found
+            return [self.release_one(layout, generation, entry) for entry in lane]
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
@@ -99,7 +87,8 @@ class AssignedDevice(Resource):
         for entry in entries:
             if entry.kind == self.kind:
                 with contextlib.suppress(VhpcError, OSError):
-                    classes.of(entry.data["device_class"]).disconnect(layout, entry.data["device"])
+                    found = entry.read(HeldDevice)
+                    classes.of(found.device_class).disconnect(layout, found.device)
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Devices that are not parked although no generation holds them."""
@@ -119,12 +108,10 @@ class AssignedDevice(Resource):
                 what = f"{one.noun} {key} belongs to no job but is not parked: {wrong}"
                 yield NodeFinding(Kind.UNPARKED_FUNCTION, what, partial(self._park_orphan, layout, one, key))
 
-    def _held(self, layout: Layout) -> set[object]:
+    def _held(self, layout: Layout) -> set[str]:
         """Keys that a generation has reserved, or has not released yet."""
-        reserved = reservations.Reservations().entries(layout)
-        return {key for _, entry in reserved for key in entry.data.get("devices", ())} | {
-            entry.data.get("device") for _, entry in self.entries(layout)
-        }
+        reserved = {key for one in reservations.live(layout) for key in one.devices}
+        return reserved | {entry.read(HeldDevice).device for _, entry in self.entries(layout)}
 
     def _park_orphan(self, layout: Layout, one: DeviceClass, key: str) -> None:
         # Prolog reserves devices under the same lock: either it has reserved this one, or it finds it parked.
@@ -137,7 +124,10 @@ def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
     """Devices that are released one after the other, as their classes say."""
     found: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        name, key = entry.data["device_class"], entry.data["device"]
-        one = classes.CLASSES.get(name)
-        found.setdefault((name, one.lane(key) if one else key), []).append(entry)
+        lane = ("", entry.key)
+        with contextlib.suppress(NodeError):  # its release says why
+            held = entry.read(HeldDevice)
+            one = classes.CLASSES.get(held.device_class)
+            lane = (held.device_class, one.lane(held.device) if one else held.device)
+        found.setdefault(lane, []).append(entry)
     return list(found.values())

@@ -12,6 +12,13 @@ from vhpc_slurm.node.resource.protocol import Resource, orphan_of
 from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class DiskData(Record, frozen=True):
+    """The entry of a disk: the guest's number on its node."""
+
+    index: int
 
 
 class Disk(Resource):
@@ -23,12 +30,12 @@ class Disk(Resource):
         """Make the disk of the node's guest number ``index``; raises as ``disks.make``."""
         generation = journal.generation
         name = disks.path(layout, generation, index).name
-        journal.acquire(self.kind, f"{self.kind}:{name}", index=index)
+        journal.announce(self.kind, f"{self.kind}:{name}", DiskData(index))
         disks.make(layout, generation, index, size_mib, node)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Delete the disk; QEMU has ended."""
-        disks.delete(layout, generation, int(entry.data["index"]))
+        disks.delete(layout, generation, entry.read(DiskData).index)
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Disks of generations without a journal."""

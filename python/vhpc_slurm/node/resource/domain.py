@@ -14,11 +14,19 @@ from vhpc_slurm.node.guest import busy, libvirtd
 from vhpc_slurm.node.guest.usage import AskedGuest
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.resource import uid as uids
-from vhpc_slurm.node.resource.process import Process
+from vhpc_slurm.node.resource.process import Process, ProcessData
 from vhpc_slurm.node.resource.protocol import Resource, unless
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class DomainData(Record, frozen=True):
+    """The entry of a domain: its name, and the uid of its QEMU."""
+
+    name: str
+    uid: int
 
 
 class Domain(Resource):
@@ -35,7 +43,7 @@ class Domain(Resource):
             uid: of its QEMU.
             create: starts the domain; its exceptions are passed on.
         """
-        journal.acquire(self.kind, f"{self.kind}:{name}", name=name, uid=uid)
+        journal.announce(self.kind, f"{self.kind}:{name}", DomainData(name, uid))
         create()
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
@@ -46,9 +54,10 @@ class Domain(Resource):
         back.  After a reboot the uid may be another guest's: allocations do not outlive
         the processes that they are for, journals do.
         """
-        uid = int(entry.data["uid"])
+        found = entry.read(DomainData)
+        uid = found.uid
         try:
-            _destroy(layout, entry.data["name"])
+            _destroy(layout, found.name)
         except NodeError:
             if not uids.in_range(layout.config, uid):
                 raise
@@ -93,16 +102,14 @@ def held_guests(layout: Layout, held: Sequence[Entry]) -> list[AskedGuest]:
     for domain in held:
         if domain.kind != Domain.kind:
             continue
-        folder = layout.guest_of(domain.data["name"])
+        folder = layout.guest_of(domain.read(DomainData).name)
         mark = f"{Process.kind}:{folder.name}:"
-        own = [
-            entry.data
+        helpers = [
+            entry.read(ProcessData)
             for entry in held
-            if entry.kind == Process.kind
-            and entry.key.startswith(mark)
-            and entry.data.get("role") == "virtiofsd"
+            if entry.kind == Process.kind and entry.key.startswith(mark)
         ]
-        known = all("pid" in data for data in own)  # a Prolog may have been killed before it wrote the pid
-        refs = tuple(process.ProcessRef(data["pid"], data["started"]) for data in own) if known else None
-        found.append(AskedGuest(folder, refs))
+        refs = [helper.ref for helper in helpers if helper.role == "virtiofsd"]
+        noted = tuple(ref for ref in refs if ref is not None)
+        found.append(AskedGuest(folder, noted if len(noted) == len(refs) else None))
     return found

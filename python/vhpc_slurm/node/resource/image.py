@@ -12,6 +12,13 @@ from vhpc_slurm.node.resource.protocol import Resource, orphan_of
 from vhpc_slurm.node.store import pins, room
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class ImageData(Record, frozen=True):
+    """The entry of an image."""
+
+    digest: str
 
 
 class Image(Resource):
@@ -21,12 +28,12 @@ class Image(Resource):
 
     def take(self, layout: Layout, journal: Journal, image: ImageIdentity) -> None:
         """Pin an image before it is copied."""
-        journal.acquire(self.kind, f"{self.kind}:{image.digest}", digest=image.digest)
+        journal.announce(self.kind, f"{self.kind}:{image.digest}", ImageData(image.digest))
         room.pin(layout, image, str(journal.generation))
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the pin; the image stays until its space is needed."""
-        pins.unpin(layout, entry.data["digest"], str(generation))
+        pins.unpin(layout, entry.read(ImageData).digest, str(generation))
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Pins of generations without a journal."""

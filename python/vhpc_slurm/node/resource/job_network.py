@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from vhpc_slurm.errors import FabricError, NodeError
-from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, RunningGuest
+from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, NodeSegment, RunningGuest, Tunnel
 from vhpc_slurm.node import finding
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
@@ -18,12 +18,51 @@ from vhpc_slurm.node.network import firewall, forwarding, owned, plan, segment
 from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, when_probed
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 NAME = "vhpc0"
 """Name of the interface in guests, which programs can select."""
 NODELIST_MAX = 120_000
 """Bytes of VHPC_NODELIST; a longer list is left out, as Linux takes no variable of more than 128 KiB."""
 log = logging.getLogger("vhpc")
+
+
+class TunnelData(Record, frozen=True):
+    """A tunnel in the entry of a network, without its keys."""
+
+    port: int
+    address: str
+
+
+class NetworkData(Record, frozen=True, omit_defaults=True):
+    """The entry of a job's network, from which its firewall can be made again.
+
+    Attributes:
+        vni, port, local, tunnel: of the segment.
+        peers: underlay addresses of the job's other nodes.
+        left: nodes that Slurm has taken from the job.
+    """
+
+    vni: int
+    port: int
+    local: str
+    peers: tuple[str, ...]
+    tunnel: TunnelData | None = None
+    left: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, found: NodeSegment, peers: Sequence[str]) -> NetworkData:
+        """The entry of a segment."""
+        through = None if found.tunnel is None else TunnelData(found.tunnel.port, found.tunnel.address)
+        return cls(found.vni, found.port, found.local, tuple(peers), through)
+
+    def segment(self) -> NodeSegment:
+        """The segment, without the MTU of the guests' interfaces."""
+        bridge, vxlan = plan.bridge_name(self.vni), plan.vxlan_name(self.vni)
+        through = None
+        if self.tunnel is not None:
+            through = Tunnel(plan.tunnel_name(self.vni), self.tunnel.port, self.tunnel.address)
+        return NodeSegment(self.vni, self.port, self.local, bridge, vxlan, through)
 
 
 class JobNetwork(GuestNetwork):
@@ -58,7 +97,7 @@ class JobNetwork(GuestNetwork):
                 "see network.mtu in vhpc.toml(5)",
             )
         mtu, peers = found.mtu or room, plan.peers(lease, node.node)
-        journal.acquire(self.kind, f"{self.kind}:{found.vni}", **segment.entry(found, peers))
+        journal.announce(self.kind, f"{self.kind}:{found.vni}", NetworkData.of(found, peers))
         with ExitStack() as held:
             if firewall.available():
                 firewall.remember(layout.guarded_ports, found.port)
@@ -85,7 +124,7 @@ class JobNetwork(GuestNetwork):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the devices and the firewall of the job's segment; its guests have ended."""
         del layout
-        segment.release(generation, int(entry.data["vni"]))
+        segment.release(generation, entry.read(NetworkData).vni)
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """As for each network; then what is wrong with the node's own table."""
@@ -108,7 +147,8 @@ class JobNetwork(GuestNetwork):
         """Make the tables again, or their copies, if the devices are there."""
         if generation in segment.held():
             make = firewall.hold if copy else firewall.apply
-            make(generation, segment.of_entry(entry.data), entry.data["peers"])
+            found = entry.read(NetworkData)
+            make(generation, found.segment(), found.peers)
 
     def unprotect(self, generation: Generation, index: int) -> None:
         """Remove the tables and their copies."""
@@ -118,7 +158,7 @@ class JobNetwork(GuestNetwork):
     def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
         """The segment; a node without nftables has no tables."""
         there = str(key[0]) in seen.interfaces.values() and firewall.available()
-        return f"VNI {entry.data['vni']} of generation {key[0]}" if there else ""
+        return f"VNI {entry.read(NetworkData).vni} of generation {key[0]}" if there else ""
 
     def stray_interfaces(
         self, layout: Layout, seen: Seen, known: Mapping[Key, Entry]
@@ -190,4 +230,4 @@ def _is_owned(known: Mapping[Key, Entry], generation: str, name: str) -> bool:
     """Whether a journal has an interface; one whose alias is not set yet is known by its VNI."""
     if generation:
         return generation in {str(one) for one, _ in known}
-    return plan.vni_of(name) in {entry.data["vni"] for entry in known.values()}
+    return plan.vni_of(name) in {entry.read(NetworkData).vni for entry in known.values()}

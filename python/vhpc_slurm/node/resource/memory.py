@@ -59,6 +59,13 @@ class GuestMemory(Struct):
         self.journal.update(Memory.kind, inodes=sorted(self.inodes))
 
 
+class MemoryData(Record, frozen=True, omit_defaults=True):
+    """The entry of guests' memory: uids whose processes may have it, and its memfds."""
+
+    owners: tuple[int, ...]
+    inodes: tuple[Inode, ...] = ()
+
+
 class Memory(Resource):
     """The memory of a generation's guests; its key is its kind."""
 
@@ -71,15 +78,14 @@ class Memory(Resource):
         what is charged to the control group belongs to them together.
         """
         held = GuestMemory(journal, [owner])
-        journal.acquire(self.kind, self.kind, owners=held.owners)
+        journal.announce(self.kind, self.kind, MemoryData(tuple(held.owners)))
         return held
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Verify that no process holds it, after QEMU and the share daemons have ended."""
-        inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
-        owners = [int(uid) for uid in entry.data["owners"]]
+        found = entry.read(MemoryData)
         group = None if layout.config.guests.cgroups == "off" else Cgroup.of(str(generation))
-        for holder in release(inodes, group, owners):
+        for holder in release(found.inodes, group, found.owners):
             log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
 
 

@@ -15,6 +15,13 @@ NAME = "nat0"
 """Name of the interface in guests."""
 
 
+class NatData(nat.Rules, frozen=True):
+    """The entry of a guest's filter: its rules, the guest's number, and the gid of its passt."""
+
+    index: int
+    gid: int
+
+
 class Nat(GuestNetwork):
     """The packet filter of a guest's passt; the passt itself is a helper process."""
 
@@ -32,16 +39,8 @@ class Nat(GuestNetwork):
         assert guest.nat is not None
         nat.check_gid(uid)
         what = nat.rules(layout.config, lease, guest.nat.dns)
-        journal.acquire(
-            self.kind,
-            f"{self.kind}:g{guest.index}",
-            index=guest.index,
-            gid=uid,
-            dns=what.dns,
-            allow=what.allow,
-            deny=what.deny,
-            port=what.port,
-        )
+        entry = NatData(what.dns, what.allow, what.deny, what.port, guest.index, uid)
+        journal.announce(self.kind, f"{self.kind}:g{guest.index}", entry)
         nat.protect(lease.generation, guest.index, uid, what)
         nat.hold(lease.generation, guest.index, uid, what)
 
@@ -54,7 +53,7 @@ class Nat(GuestNetwork):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the filter of a passt that has ended."""
         del layout
-        nat.release(generation, int(entry.data["index"]))
+        nat.release(generation, entry.read(NatData).index)
 
     def seen(self) -> Seen:
         """Tables and their copies."""
@@ -67,10 +66,9 @@ class Nat(GuestNetwork):
 
     def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy."""
-        found = {key: tuple(entry.data[key]) for key in ("dns", "allow", "deny")}
-        rules = nat.Rules(**found, port=int(entry.data["port"]))
+        found = entry.read(NatData)
         make = nat.hold if copy else nat.protect
-        make(generation, int(entry.data["index"]), int(entry.data["gid"]), rules)
+        make(generation, found.index, found.gid, found)
 
     def unprotect(self, generation: Generation, index: int) -> None:
         """Remove the table and its copy."""

@@ -31,6 +31,12 @@ Key = tuple[Generation, int]
 """A generation, and the index of a guest; 0 where a node has one network for all guests of a generation."""
 
 
+class NumberedData(Record, frozen=True):
+    """The number of the guest in the entry of any kind of network; 0 where all guests have one together."""
+
+    index: int = 0
+
+
 class Seen(Record, frozen=True):
     """What the kernel has of a kind of network.
 
@@ -94,7 +100,7 @@ class GuestNetwork(Resource):
     def announced(self, layout: Layout) -> dict[Key, Entry]:
         """Those that journals have."""
         found = self.entries(layout)
-        return {(generation, int(entry.data.get("index", 0))): entry for generation, entry in found}
+        return {(generation, entry.read(NumberedData).index): entry for generation, entry in found}
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Interfaces and tables that no journal has, and lost tables.

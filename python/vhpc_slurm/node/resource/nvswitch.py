@@ -11,6 +11,13 @@ from vhpc_slurm.node.devices.nvswitch import Fmpm, Provider, choose, is_active
 from vhpc_slurm.node.resource.protocol import Resource
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class PartitionData(Record, frozen=True):
+    """The entry of an NVSwitch partition."""
+
+    number: int
 
 
 class NvSwitch(Resource):
@@ -50,7 +57,7 @@ class NvSwitch(Resource):
                     "no job holds it: another program activated it, or a crash left it active",
                     f"fmpm -d {one.number}, when no process uses its GPUs",
                 )
-            journal.acquire(self.kind, f"{self.kind}:{one.number}", number=one.number)
+            journal.announce(self.kind, f"{self.kind}:{one.number}", PartitionData(one.number))
             provider.activate(one.number)
             if not is_active(provider, one.number):
                 raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")
@@ -58,7 +65,7 @@ class NvSwitch(Resource):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Deactivate the partition, if it is active; TeardownError if it stays so, or cannot be read."""
         del generation
-        provider, number = Fmpm(layout.config.devices), int(entry.data["number"])
+        provider, number = Fmpm(layout.config.devices), entry.read(PartitionData).number
         try:
             if is_active(provider, number):
                 provider.deactivate(number)

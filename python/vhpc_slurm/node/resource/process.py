@@ -18,6 +18,27 @@ from vhpc_slurm.node.resource import uid
 from vhpc_slurm.node.resource.protocol import Resource, is_known, orphan_of, unless
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class ProcessData(Record, frozen=True, omit_defaults=True):
+    """The entry of a helper process.
+
+    Attributes:
+        role: its program; several of a guest may have the same.
+        pid, started: None until they are noted: a Prolog may be killed before.
+        path: the shared folder that it serves.
+    """
+
+    role: str
+    pid: int | None = None
+    started: int | None = None
+    path: str = ""
+
+    @property
+    def ref(self) -> ProcessRef | None:
+        """The process; None if it was not noted."""
+        return None if self.pid is None or self.started is None else ProcessRef(self.pid, self.started)
 
 
 class Process(Resource):
@@ -25,10 +46,10 @@ class Process(Resource):
 
     kind = "process"
 
-    def announce(self, journal: Journal, name: str, role: str, **data: object) -> str:
+    def announce(self, journal: Journal, name: str, role: str, path: str = "") -> str:
         """Announce a process that is started next; returns its key."""
         key = f"{self.kind}:{name}"
-        journal.acquire(self.kind, key, role=role, **data)
+        journal.announce(self.kind, key, ProcessData(role, path=path))
         return key
 
     def note(self, journal: Journal, key: str, ref: ProcessRef) -> None:
@@ -38,8 +59,8 @@ class Process(Resource):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """End a process; one whose pid was never noted is found by its mark."""
         del layout
-        if "pid" in entry.data:
-            process.end(ProcessRef(int(entry.data["pid"]), int(entry.data["started"])), grace_s=0.5)
+        if noted := entry.read(ProcessData).ref:
+            process.end(noted, grace_s=0.5)
             return
         for ref, _ in process.marked(str(generation)):
             process.end(ref)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
-from vhpc_slurm.errors import TeardownError, VhpcError
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.store import journal
@@ -17,7 +17,6 @@ from vhpc_slurm.node.store.layout import Layout
 
 Result = tuple[Entry, Exception | None]
 """An entry, and why it was not released; None if it was."""
-OTHER_VERSION = "install the version that wrote it again, then run: vhpc reconcile"
 
 
 class Resource(ABC):
@@ -36,8 +35,7 @@ class Resource(ABC):
         """Release a resource; idempotent, and returns only when the resource is free.
 
         Raises:
-            VhpcError, OSError: it is not free.
-            KeyError, ValueError, TypeError: the entry cannot be used.
+            VhpcError, OSError: it is not free, or the entry cannot be used.
         """
 
     def release_each(
@@ -45,15 +43,15 @@ class Resource(ABC):
     ) -> Iterator[Result]:
         """Release resources that were taken together, one after the other; yields the result of each."""
         for entry in entries:
-            try:
-                self.release(layout, generation, entry)
-            except (VhpcError, OSError) as err:
-                yield entry, err
-            except (KeyError, ValueError, TypeError) as err:
-                why = f"its entry in the journal cannot be used: {err!r}"
-                yield entry, TeardownError(f"cannot release {entry.kind} {entry.key}", why, OTHER_VERSION)
-            else:
-                yield entry, None
+            yield self.release_one(layout, generation, entry)
+
+    def release_one(self, layout: Layout, generation: Generation, entry: Entry) -> Result:
+        """Release a resource; the result has the error."""
+        try:
+            self.release(layout, generation, entry)
+        except (VhpcError, OSError) as err:
+            return entry, err
+        return entry, None
 
     def orphans(self, layout: Layout) -> Iterable[NodeFinding]:
         """Resources of this kind that no journal has; none if the kind leaves nothing on a node."""

@@ -24,12 +24,12 @@ from vhpc_slurm.node.resource.nat import Nat
 from vhpc_slurm.node.resource.network import GuestNetwork
 from vhpc_slurm.node.resource.nvswitch import NvSwitch
 from vhpc_slurm.node.resource.process import Process
-from vhpc_slurm.node.resource.protocol import OTHER_VERSION, Resource, Result
+from vhpc_slurm.node.resource.protocol import Resource, Result
 from vhpc_slurm.node.resource.reservations import Reservations
 from vhpc_slurm.node.resource.run_folder import RunFolder
 from vhpc_slurm.node.resource.site import Site
 from vhpc_slurm.node.resource.uid import Uid
-from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.journal import OTHER_VERSION, Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 NETWORKS: tuple[GuestNetwork, ...] = (JobNetwork(), Nat(), Site())

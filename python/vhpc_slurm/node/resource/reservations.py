@@ -11,9 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
-
-import msgspec
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError
@@ -55,7 +52,7 @@ class Reservations(Resource):
             if entry.kind == self.kind:
                 journal.released(entry.key)
         for one in of_plan(plan):
-            journal.acquire(self.kind, f"{self.kind}:g{one.guest}", **msgspec.to_builtins(one))
+            journal.announce(self.kind, f"{self.kind}:g{one.guest}", one)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """CPUs, memory and devices were only planned: removing the entry from the journal frees them."""
@@ -68,7 +65,7 @@ def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservati
         NodeError: a journal is damaged, so its guests' reservations are unknown.
     """
     return tuple(
-        _parse(layout, generation, entry.data)
+        entry.read(Reservation)
         for generation, entry in Reservations().entries(layout)
         if generation != excluding
     )
@@ -90,11 +87,3 @@ def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _parse(layout: Layout, generation: Generation, data: dict[str, Any]) -> Reservation:
-    try:
-        return msgspec.convert(data, Reservation)
-    except msgspec.ValidationError as err:
-        path = layout.journals / f"{generation}.jsonl"
-        raise NodeError(f"journal {path} is damaged", str(err), "check the resources in it manually") from err

@@ -15,6 +15,13 @@ from vhpc_slurm.node.resource.protocol import Resource, unless
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
+
+
+class FolderData(Record, frozen=True):
+    """The entry of a run folder."""
+
+    path: str
 
 
 class RunFolder(Resource):
@@ -25,14 +32,14 @@ class RunFolder(Resource):
     def take(self, layout: Layout, journal: Journal) -> None:
         """Make the folder; OSError if it is there already, or cannot be made."""
         path = layout.job(journal.generation.job_id)
-        journal.acquire(self.kind, f"{self.kind}:{path}", path=str(path))
+        journal.announce(self.kind, f"{self.kind}:{path}", FolderData(str(path)))
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         path.mkdir(mode=0o711)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the folder with all in it."""
         del layout, generation
-        path = Path(entry.data["path"])
+        path = Path(entry.read(FolderData).path)
         # rmtree works on descriptors here (shutil.rmtree.avoids_symlink_attacks);
         # the folder is root's own anyway.
         with contextlib.suppress(FileNotFoundError):

@@ -16,10 +16,21 @@ from vhpc_slurm.node.network import owned, site
 from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, configure_route
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 NAME = "site0"
 """Name of the interface in guests."""
 SLOTS_S = 30.0
+
+
+class SiteData(Record, frozen=True):
+    """The entry of a guest's place: addresses are empty until they are known."""
+
+    index: int
+    slot: int
+    tap: str
+    mac: str = ""
+    ipv4: str = ""
 
 
 class Site(GuestNetwork):
@@ -43,9 +54,9 @@ class Site(GuestNetwork):
         try:
             if not files.lock(fd, SLOTS_S):
                 raise NodeError("another job's Prolog holds the lock of the site's slots for too long")
-            slot = site.free_slot(config, {int(entry.data["slot"]) for _, entry in self.entries(layout)})
+            slot = site.free_slot(config, {entry.read(SiteData).slot for _, entry in self.entries(layout)})
             tap = site.tap_name(slot)
-            journal.acquire(self.kind, key, index=index, slot=slot, tap=tap, mac="", ipv4="")
+            journal.announce(self.kind, key, SiteData(index, slot, tap))
         finally:
             os.close(fd)
         # a resolver may take long: not under the lock
@@ -64,7 +75,8 @@ class Site(GuestNetwork):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Remove the tap from the bridge, and its packet filter; the guest has ended."""
         del layout
-        site.release(generation, int(entry.data["index"]), entry.data["tap"])
+        found = entry.read(SiteData)
+        site.release(generation, found.index, found.tap)
 
     def seen(self) -> Seen:
         """Taps, tables and their copies."""
@@ -78,8 +90,8 @@ class Site(GuestNetwork):
     def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy."""
         make = site.hold if copy else site.protect
-        port = SitePort(entry.data["tap"], entry.data["mac"], entry.data["ipv4"])
-        make(generation, int(entry.data["index"]), port)
+        found = entry.read(SiteData)
+        make(generation, found.index, SitePort(found.tap, found.mac, found.ipv4))
 
     def unprotect(self, generation: Generation, index: int) -> None:
         """Remove the table and its copy."""
@@ -87,7 +99,7 @@ class Site(GuestNetwork):
 
     def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
         """The guest's tap."""
-        there = entry.data["tap"] in seen.interfaces
+        there = entry.read(SiteData).tap in seen.interfaces
         return f"the tap of guest {key[1]} of generation {key[0]}" if there else ""
 
     def stray_interfaces(
@@ -105,4 +117,4 @@ class Site(GuestNetwork):
 
 
 def _taps(known: Mapping[Key, Entry]) -> set[str]:
-    return {str(entry.data["tap"]) for entry in known.values()}
+    return {entry.read(SiteData).tap for entry in known.values()}

@@ -28,12 +28,19 @@ from vhpc_slurm.node.host import process
 from vhpc_slurm.node.resource.protocol import Resource, orphan_of
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 log = logging.getLogger("vhpc")
 FIND = "/usr/bin/find"
 LOCK_TIMEOUT_S = 30.0
 SCAN_S = 2.0
 """Limit of the search for files: a user's files in /tmp must not drain a node."""
+
+
+class UidData(Record, frozen=True):
+    """The entry of a uid."""
+
+    uid: int
 
 
 class Uid(Resource):
@@ -50,13 +57,13 @@ class Uid(Resource):
             if announced:
                 journal.released(announced.pop())
             announced.append(f"{self.kind}:{uid}")
-            journal.acquire(self.kind, announced[0], uid=uid)
+            journal.announce(self.kind, announced[0], UidData(uid))
 
         return allocate(layout, str(journal.generation), announce)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """End the processes of the uid, and remove its allocation."""
-        release(layout, int(entry.data["uid"]), str(generation))
+        release(layout, entry.read(UidData).uid, str(generation))
 
     def orphans(self, layout: Layout) -> Iterator[NodeFinding]:
         """Uids of generations without a journal."""

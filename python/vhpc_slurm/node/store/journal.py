@@ -27,7 +27,9 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
@@ -36,6 +38,8 @@ from vhpc_slurm.record import Record
 
 log = logging.getLogger("vhpc")
 
+Fields = TypeVar("Fields", bound=Record)
+OTHER_VERSION = "install the version that wrote it again, then run: vhpc reconcile"
 FORMAT = 1
 """The newest records that this version reads; those of format 1 have no ``v``."""
 
@@ -50,6 +54,21 @@ class Entry(Record, frozen=True):
     key: str
     kind: str
     data: dict[str, Any]
+
+    def read(self, fields: type[Fields]) -> Fields:
+        """The data as a record of this class, without what the class lacks.
+
+        Raises:
+            NodeError: a field is missing, or of another type.
+        """
+        try:
+            return msgspec.convert(self.data, fields)
+        except msgspec.ValidationError as err:
+            raise NodeError(
+                f"the entry {self.key} of a journal is damaged, or of another version",
+                str(err),
+                OTHER_VERSION,
+            ) from err
 
 
 class Stopped(Exception):  # noqa: N818 - an event, not an error
@@ -107,6 +126,10 @@ class Journal:
         self._append({"event": "acquire", "key": key, "kind": kind, "data": data})
         self._held[key] = entry
         return entry
+
+    def announce(self, kind: str, key: str, data: Record) -> Entry:
+        """``acquire`` with the fields of a record; those with their defaults are left out if it says so."""
+        return self.acquire(kind, key, **msgspec.to_builtins(data))
 
     def update(self, key: str, **data: Any) -> None:
         """Add data to a held resource."""

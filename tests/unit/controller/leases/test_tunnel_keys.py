@@ -28,7 +28,7 @@ from vhpc_slurm.controller.wire_types import LeaseWire, Wire
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Lease, LeaseState, NodeSegment, SshKeys, Tunnel, TunnelKeyPairs, TunnelKeys
 from vhpc_slurm.node.network import firewall, plan, probe, segment, tools, tunnel
-from vhpc_slurm.node.resource.job_network import JobNetwork
+from vhpc_slurm.node.resource.job_network import JobNetwork, NetworkData
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -246,17 +246,18 @@ def test_the_journal_has_the_firewalls_values_and_no_key() -> None:
     found = plan_of(lease, "n1").segment
     assert found is not None
     peers = plan.peers(lease, "n1")
-    data = msgspec.json.decode(msgspec.json.encode(segment.entry(found, peers)))
-    assert segment.of_entry(data) == replace(found, mtu=0), "guests' interfaces are no part of the firewall"
-    rules = firewall.render(lease.generation, segment.of_entry(data), data["peers"])
+    data = msgspec.json.encode(NetworkData.of(found, peers))
+    read = msgspec.json.decode(data, type=NetworkData)
+    assert read.segment() == replace(found, mtu=0), "guests' interfaces are no part of the firewall"
+    rules = firewall.render(lease.generation, read.segment(), read.peers)
     assert rules == firewall.render(lease.generation, found, peers)
     assert lease.tunnel is not None
-    assert lease.tunnel.private_key not in str(data) + repr(lease)
+    assert lease.tunnel.private_key not in data.decode() + repr(lease)
     assert 'oifname != "vhpcw5000" counter drop' in rules
     plain = plan_of(lease_of(1, VNI, "n1", "n2"), "n1").segment
     assert plain is not None
     assert "vhpcw" not in firewall.render(lease.generation, plain, ("192.0.2.2",))
-    assert "tunnel" not in segment.entry(plain, ()), "an entry that earlier versions read"
+    assert b"tunnel" not in msgspec.json.encode(NetworkData.of(plain, ()))
 
 
 # --- doctor -------------------------------------------------------------------------------------------------

@@ -216,6 +216,18 @@ def test_the_journal_of_another_version_is_no_crash(rig: Rig) -> None:
     ]
 
 
+def test_an_entry_that_lacks_a_field_is_one_failure(rig: Rig) -> None:
+    journal = rig.journal()
+    journal.acquire("device", "device:x", device="x")
+    journal.acquire("disk", "disk:g0", index="first")
+    failures = registry.release_all(rig.layout, journal)
+    assert [str(one).partition(" is damaged")[0] for one in failures] == [
+        "the entry disk:g0 of a journal",
+        "the entry device:x of a journal",
+    ]
+    assert [entry.key for entry in journal.held()] == ["disk:g0", "device:x"]
+
+
 def test_no_code_compares_a_class_by_its_name() -> None:
     """What differs by class is in the class: code elsewhere would have to change with each new one."""
     found = [

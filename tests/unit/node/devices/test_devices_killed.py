@@ -15,6 +15,7 @@ from device_rig import GENERATION, Rig, clear, device_rig, passthrough, quaranti
 from pace import limit
 from vhpc_slurm import files
 from vhpc_slurm.node.devices import assignment
+from vhpc_slurm.node.devices.assignment import HeldDevice
 from vhpc_slurm.node.devices.vf import PARKED_GUID
 from vhpc_slurm.node.host import attribute
 from vhpc_slurm.node.resource import registry
@@ -129,9 +130,9 @@ def test_release_may_be_repeated_at_any_time(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     before = state(gpu)
     journal = take(rig, gpu)
-    entry = journal.entry(f"device:{gpu.address}")
+    held = journal.entry(f"device:{gpu.address}").read(HeldDevice)
     for _ in range(3):
-        assignment.release(rig.layout, str(GENERATION), entry)
+        assignment.release(rig.layout, str(GENERATION), held)
         assert state(gpu) == before
     assert gpu.was_reset == 1
 

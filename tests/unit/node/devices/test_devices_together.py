@@ -33,7 +33,7 @@ def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
     found = ["0000:0b:00.0", "0000:0b:01.0", "0000:0c:00.0", "0001:0b:00.0"]
 
     def entry(key: str, name: str) -> journal.Entry:
-        return journal.Entry(key, "device", {"device": key, "device_class": name})
+        return journal.Entry(key, "device", {"device": key, "device_class": name, "state": {}})
 
     gpus = [entry(key, "gpu") for key in found]
     vfs = [entry(key, "vf") for key in ("0000:0d:00.1", "0000:0d:00.2")]

@@ -13,6 +13,7 @@ from fake_pci_device import Device, fail
 
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node.devices import assignment, quarantine, vfio
+from vhpc_slurm.node.devices.assignment import HeldDevice
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.store.journal import read_entries
 
@@ -108,8 +109,8 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
     gpu = rig.gpus[0]
     journal = take(rig, gpu)
     opened(rig, gpu)
-    entry = journal.entry(f"device:{gpu.address}")
+    held = journal.entry(f"device:{gpu.address}").read(HeldDevice)
     with pytest.raises(TeardownError, match=r"process 4711 .* has .* open"):
-        assignment.release(rig.layout, str(GENERATION), entry, rig.host)
+        assignment.release(rig.layout, str(GENERATION), held, rig.host)
     assert gpu.was_reset == 0
     assert quarantined(rig) == []  # the entry stays: it is tried again

@@ -15,8 +15,10 @@ from fake_pci_device import Device
 
 from vhpc_slurm.device import VfIdentity
 from vhpc_slurm.errors import TeardownError
+from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, vf, vf_drivers
+from vhpc_slurm.node.devices.assignment import HeldDevice
 from vhpc_slurm.node.devices.vf import PARKED_GUID, ParkError, VfError
 from vhpc_slurm.node.finding import NodeFinding
 from vhpc_slurm.node.resource.device import AssignedDevice
@@ -283,12 +285,14 @@ def test_a_jobs_vf_is_no_orphan_from_its_reservation_on(audited: Rig) -> None:
     port.port_guid = 1
     (found,) = unparked(audited)
     journal = audited.journal()
-    journal.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
+    function = audited.pfs[0].virtfns[2]
+    reservation = Reservation(str(GENERATION), 0, (0,), (), 0, (function,))
+    journal.announce("claim", "claim:g0", reservation)
     found.repair()  # found before the job came
     assert port.port_guid == 1
     assert unparked(audited) == []
     journal.released("claim:g0")
-    journal.acquire("device", "device:x", device=audited.pfs[0].virtfns[2])
+    journal.announce("device", "device:x", HeldDevice(function, "vf", {}))
     assert unparked(audited) == []
 
 

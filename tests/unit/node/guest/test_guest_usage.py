@@ -114,7 +114,7 @@ def test_a_teardown_keeps_the_usage_of_the_guests(guest: Guest) -> None:
         layout.guest(7, index).mkdir(parents=True)
     (layout.guest(7, 0) / "root.sock").symlink_to(guest.socket)
     guest.run("true", SLURM_STEP_ID="0")
-    domains = [Entry(f"domain:{n}", "domain", {"name": domain_name(generation, n)}) for n in (0, 1)]
+    domains = [Entry(f"domain:{n}", "domain", {"name": domain_name(generation, n), "uid": 1}) for n in (0, 1)]
     teardown.keep_usage(layout, generation, domains)
     found = stored.of_node(layout.usage(generation), generation, "n1")
     assert found is not None

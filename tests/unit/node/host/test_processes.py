@@ -52,7 +52,9 @@ def test_a_process_started_during_the_search_is_released(
 
     monkeypatch.setattr(process, "_pids", without_it_at_first)
     try:
-        Process().release(layout, Generation(4711, 0, "0123abcd"), Entry("process:shim", "process", {}))
+        Process().release(
+            layout, Generation(4711, 0, "0123abcd"), Entry("process:shim", "process", {"role": "shim"})
+        )
         assert not process.alive(ref)
     finally:
         process.end(ref)

@@ -56,6 +56,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import TunnelKeyPairs
 from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.network import firewall, probe, segment, tools
+from vhpc_slurm.node.resource.job_network import NetworkData
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -342,7 +343,7 @@ def test_a_lost_firewall_is_made_again_from_the_journal(n1: Host, tmp_path: Path
     assert found is not None
     layout.journals.mkdir(parents=True)
     with closing(Journal(layout.journals, lease.generation)) as journal:
-        journal.acquire("network", f"network:{VNI}", **segment.entry(found, (INNER[1],)))
+        journal.announce("network", f"network:{VNI}", NetworkData.of(found, (INNER[1],)))
         create(n1, pairs)
         with inside(n1.namespace):
             firewall.hold(lease.generation, found, (INNER[1],))
