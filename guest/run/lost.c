@@ -25,7 +25,9 @@ enum { STATE_LINE = 4097 };
 enum {
     /* All tasks of the guest are here at once; one of them is enough to end the step. */
     TURN_MS = 200,
-    TURNS_MAX = 25,
+    TURNS_MAX = 20,
+    /* When srun hears that a task was killed, it drops all output that it has not read by then. */
+    LINE_MS = 1000,
     SCANCEL_S = 15, /* longer only if slurmctld does not answer */
     TRIES_MAX = 4,
 };
@@ -197,10 +199,15 @@ static bool cancel(const char *path, char *step)
     return status == 0;
 }
 
-/* It fails as well if the step has ended: then slurmstepd ends this process, if there is one. */
+/*
+ * After the time that srun needs for this task's last line. It fails as well if the step has ended:
+ * then slurmstepd ends this process, if there is one.
+ */
 static void end_step(char *step, const struct host_calls *calls)
 {
-    for (int i = 0; step[0] != '\0' && i < TRIES_MAX; i++)
+    if (step[0] == '\0' || (!orphaned && ended_within(LINE_MS)))
+        return;
+    for (int i = 0; i < TRIES_MAX; i++)
         if (cancel(calls->path, step) || orphaned || ended_within(1000L * SCANCEL_S))
             return;
 }
@@ -213,7 +220,7 @@ void run_end_lost(const struct run_options *o, const struct front_result *r,
     unsigned long turn = is_number(local) ? strtoul(local, NULL, 10) : 0;
     step_to_end(o, step, sizeof step);
     if (step[0] != '\0' && turn > 0 &&
-        ended_within(TURN_MS * (long)(turn < TURNS_MAX ? turn : TURNS_MAX)))
+        ended_within(LINE_MS + TURN_MS * (long)(turn < TURNS_MAX ? turn : TURNS_MAX)))
         return;
     report(r, step);
     end_step(step, calls);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["guest_rig"]
 WAIT_S = 30
+LINE_S = 1.0
+"""Time for the line of a lost guest: srun drops output that it reads after the news of a killed task."""
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
 STEP |= {"SLURMD_NODENAME": "n5"}
 
@@ -59,6 +62,17 @@ def test_the_other_tasks_of_the_step_are_ended(guest: Guest, scancel: Path) -> N
     line = b"vhpc: the guest of job 7 on n5 is gone (channel closed); this ends step 7.3\n"
     assert err == line
     assert scancel.read_text() == "--quiet 7.3 0\n", "options of the user's own scancel do not count"
+
+
+@pytest.mark.promise("step.guest-lost")
+def test_the_line_reaches_srun_before_the_step_is_ended(guest: Guest, scancel: Path) -> None:
+    (run,) = lose(guest, scancel, {})
+    assert run.stderr is not None
+    assert run.stderr.readline().endswith(b"; this ends step 7.3\n")
+    read = time.monotonic()
+    wait_for(scancel.read_text, "Slurm is not told")
+    assert time.monotonic() - read > 0.9 * LINE_S
+    run.communicate(timeout=WAIT_S)
 
 
 @pytest.mark.parametrize(
