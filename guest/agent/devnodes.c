@@ -15,6 +15,8 @@
 
 #include "accounts.h"
 
+enum { TTY_GROUP = 5 };
+
 /* The rules of systemd 257 (50-udev-default.rules) and rdma-core for what users of a job need. */
 static const struct rule {
     const char *folder; /* below /dev */
@@ -95,6 +97,12 @@ void devnodes_regroup(const char *dev, const char *groups, const char *name, gid
     for (size_t i = 0; old != 0 && old != number && i < sizeof rules / sizeof rules[0]; i++)
         if (rules[i].group != NULL && strcmp(rules[i].group, name) == 0)
             regroup(&rules[i], dev, old, number);
+}
+
+gid_t devnodes_terminal_group(const char *groups)
+{
+    const gid_t tty = accounts_number(groups, "tty");
+    return tty != 0 && tty != (gid_t)-1 ? tty : TTY_GROUP;
 }
 
 static short want_input(struct source *s)

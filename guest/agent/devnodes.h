@@ -17,6 +17,12 @@ void devnodes_apply(const char *dev, const char *groups);
 /* Before the file groups gets another number for a group: give its device nodes that number. */
 void devnodes_regroup(const char *dev, const char *groups, const char *name, gid_t number);
 
+/*
+ * The group of terminals, "tty" in the file groups: a user's sshd refuses terminals of another
+ * group. Without one it is the number that distributions have.
+ */
+gid_t devnodes_terminal_group(const char *groups);
+
 /* Apply them to nodes that appear later, too; 0 or -errno. */
 int devnodes_watch(struct loop *loop);
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "devnodes.h"
 #include "directory.h"
 
 struct mount_point {
@@ -23,11 +24,13 @@ struct mount_point {
     mode_t mode;
 };
 
+static char terminals[64];
+
 static const struct mount_point points[] = {
     {"proc", "/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
     {"sysfs", "/sys", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
     {"devtmpfs", "/dev", MS_NOSUID, "mode=0755", 0755},
-    {"devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "gid=5,mode=620,ptmxmode=666", 0755},
+    {"devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, terminals, 0755},
     {"tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777,size=50%", 01777},
     {"tmpfs", "/run", MS_NOSUID | MS_NODEV, "mode=0755,size=10%", 0755},
     {"cgroup2", "/sys/fs/cgroup", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
@@ -63,6 +66,8 @@ static void check_tmp(void)
 void system_mount_all(void)
 {
     (void)umask(022);
+    (void)snprintf(terminals, sizeof terminals, "gid=%u,mode=620,ptmxmode=666",
+                   devnodes_terminal_group("/etc/group"));
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         const struct mount_point *p = &points[i];
         if (is_mounted(p->path))

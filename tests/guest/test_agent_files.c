@@ -244,6 +244,25 @@ static void device_nodes_have_the_modes_of_udev(void **state)
     }
 }
 
+static void terminals_have_the_images_group_tty(void **state)
+{
+    static const struct {
+        const char *groups;
+        gid_t group;
+    } images[] = {{"root:x:0:\ntty:x:77:\nttys:x:78:\n", 77},
+                  {"root:x:0:\n", 5},
+                  {"", 5},
+                  {"tty:x:0:\n", 5},
+                  {"tty:x:4294967295:\n", 5}};
+    (void)state;
+    for (size_t i = 0; i < sizeof images / sizeof *images; i++) {
+        put_text(file, images[i].groups);
+        assert_int_equal(devnodes_terminal_group(file), images[i].group);
+    }
+    (void)unlink(file);
+    assert_int_equal(devnodes_terminal_group(file), 5);
+}
+
 static void a_batch_script_is_written_once_and_only_over_itself(void **state)
 {
     struct execspec spec = {.uid = (uint32_t)getuid(), .gid = (uint32_t)getgid()};
@@ -362,6 +381,7 @@ int main(void)
         cmocka_unit_test(names_of_other_directories_are_accepted),
         cmocka_unit_test_setup_teardown(links_are_followed_to_what_is_made, setup, teardown),
         cmocka_unit_test_setup_teardown(device_nodes_have_the_modes_of_udev, setup, teardown),
+        cmocka_unit_test_setup_teardown(terminals_have_the_images_group_tty, setup, teardown),
         cmocka_unit_test_setup_teardown(a_batch_script_is_written_once_and_only_over_itself, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_steps_directory_has_slurms_name, setup, teardown),
