@@ -218,6 +218,8 @@ void callers_sweep(struct agent *a);
 uint32_t calls_alive(const struct session *s);
 
 /* system.c, port.c */
+/* Make "/" writable if the image's init has made it read-only. */
+void system_open_root(void);
 void system_mount_all(void);
 /*
  * The absolute path that a word of the kernel command line gives, such as "vhpc.agent.disk=". False

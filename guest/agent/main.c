@@ -290,6 +290,8 @@ int main(int argc, char **argv)
         return status;
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     raise_file_limit();
+    if (agent.system)
+        system_open_root();
     if (agent.is_init) {
         system_mount_all();
         static char sysfs[256];

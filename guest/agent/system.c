@@ -9,6 +9,7 @@
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,6 +62,14 @@ static void check_tmp(void)
     }
     if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") < 0)
         (void)fprintf(stderr, "vhpc-agent: /tmp: %s\n", strerror(errno));
+}
+
+void system_open_root(void)
+{
+    struct statvfs root;
+    if (statvfs("/", &root) == 0 && (root.f_flag & ST_RDONLY) != 0 &&
+        mount(NULL, "/", NULL, MS_REMOUNT, NULL) < 0)
+        (void)fprintf(stderr, "vhpc-agent: / is read-only: %s\n", strerror(errno));
 }
 
 void system_mount_all(void)
