@@ -14,6 +14,7 @@
 #include "check.h"
 #include "gpus.h"
 #include "gpusysfs.h"
+#include "textfile.h"
 
 static char dir[64];
 
@@ -26,10 +27,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    char command[128];
     (void)state;
-    (void)snprintf(command, sizeof command, "rm -r %s", dir);
-    return system(command);
+    return remove_folder(dir);
 }
 
 static void put(const char *address, const char *name, const char *text)
@@ -41,10 +40,7 @@ static void put(const char *address, const char *name, const char *text)
         (void)mkdir(path, 0755);
         *slash = '/';
     }
-    FILE *f = fopen(path, "we");
-    assert_non_null(f);
-    assert_true(fputs(text, f) >= 0);
-    assert_int_equal(fclose(f), 0);
+    put_text(path, text);
 }
 
 static void put_gpu(const char *address, const char *class, const char *vendor)

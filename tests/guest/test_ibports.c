@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 
 #include "check.h"
 #include "ibports.h"
+#include "textfile.h"
 
 #define GUID_A 0x02cc100000000000ull
 #define GUID_B 0x02cc100001000000ull
@@ -37,18 +37,10 @@ static int setup(void **state)
     return mkdtemp(root) == NULL ? -1 : 0;
 }
 
-static int drop(const char *path, const struct stat *st, int kind, struct FTW *at)
-{
-    (void)st;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
-
 static int teardown(void **state)
 {
     (void)state;
-    return nftw(root, drop, 16, FTW_DEPTH | FTW_PHYS);
+    return remove_folder(root);
 }
 
 /* A path below the root of the tree; missing directories are created. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files of text in tests. */
+/* Files and folders of tests. */
 #ifndef TEXTFILE_H
 #define TEXTFILE_H
 
+#include <ftw.h>
 #include <stdio.h>
 
 #include "check.h"
@@ -23,6 +24,20 @@ static inline void expect_text(const char *path, const char *text)
     assert_true(fread(got, 1, sizeof got - 1, f) < sizeof got);
     assert_int_equal(fclose(f), 0);
     assert_string_equal(got, text);
+}
+
+static inline int drop_one(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)st;
+    (void)kind;
+    (void)at;
+    return remove(path);
+}
+
+/* Remove a folder with all in it; 0 or -1. */
+static inline int remove_folder(const char *path)
+{
+    return nftw(path, drop_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 #endif

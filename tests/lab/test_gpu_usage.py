@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage of GPUs in a guest: an image whose sysfs has a GPU of NVIDIA, and whose NVML is the stand-in of the tests."""
+"""Usage of GPUs in a guest: an image with a GPU of NVIDIA in its sysfs, and with the stand-in for NVML."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ cd /opt/sys/bus/pci/devices/0000:05:00.0
 echo 0x030200 | sudo tee class; echo 0x10de | sudo tee vendor
 """
 PUBLISH = PRELUDE.replace("/shared/vhpc/catalog", "/scratch/alice/images") + (
-    "base = load('gpu')\n"
-    "publish('gpu', base | {'cmdline': base['cmdline'] + ' vhpc.agent.sysfs=/opt/sys'})\n"
+    "base = load('gpu')\npublish('gpu', base | {'cmdline': base['cmdline'] + ' vhpc.agent.sysfs=/opt/sys'})\n"
 )
 
 

@@ -269,7 +269,11 @@ def test_a_node_is_drained_before_guests_are_asked(layout: Layout, monkeypatch: 
         assert isinstance(said[2], TeardownError)
         order.append("drain")
 
-    monkeypatch.setattr(sofar, "measure", lambda *_: order.append("ask") or {})
+    def ask(_: Layout) -> sofar.Measured:
+        order.append("ask")
+        return {}
+
+    monkeypatch.setattr(sofar, "measure", ask)
     monkeypatch.setattr(common, "drain", drain)
     broken = RepairResult(Kind.LIBVIRT, "libvirt does not answer", repaired=False)
     monkeypatch.setattr(healthcheck, "reconcile", lambda *_, **__: [broken])
