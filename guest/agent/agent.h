@@ -25,8 +25,8 @@ struct session_pmi {
     struct source source;   /* our end of PMI_FD, if it is not relayed; fd -1: none */
     int child;              /* the program's end, until the program has started; -1: none */
     struct source listener; /* for PMIx; fd -1: none */
-    uint32_t links;         /* connections to it that are relayed */
     char *failure;          /* why its program was ended */
+    bool judged;            /* STARTED says that a use of PMI is detected */
     bool directory;         /* it uses the directory of its step */
     uint8_t number;         /* PMI_FD, if it is relayed; 0: it is not */
     struct pmiwatch watch;  /* what the program asks there */
@@ -52,11 +52,15 @@ struct session {
     bool counted;      /* what it used is in the agent's table */
     uint64_t max_rss;  /* bytes, of its largest process that has ended; 0 = none has */
     uint32_t last_call;
+    uint32_t links; /* link.h: connections that are relayed */
     struct session_pmi pmi;
+    struct x11_server *x11; /* NULL = none */
+    int x11_error;          /* errno: why there is none although the EXEC names one */
 };
 
-struct pmix_link; /* pmix.c */
-struct fabric;    /* fabric.h */
+struct link;       /* link.h */
+struct x11_server; /* x11.c */
+struct fabric;     /* fabric.h */
 struct ib_want;
 struct reach;  /* reach.h */
 struct caller; /* hostcall.c: a command client in this guest */
@@ -90,7 +94,8 @@ struct agent {
     bool has_user_env;           /* they are in it */
     char *start_dir;             /* of programs that enter the guest; NULL = that of the EXEC */
     struct reach *reach;         /* a reach request that is waiting; NULL = none */
-    struct pmix_link *links;
+    struct link *links;
+    struct x11_server *displays;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
     struct usage_table usage;
@@ -214,7 +219,7 @@ int callers_listen(struct agent *a);
 int caller_frame(struct session *s, const struct frame *f);
 void callers_close(struct agent *a, const struct session *s);
 void callers_sweep(struct agent *a);
-/* Host calls of the session, including those of pmix.c. */
+/* Host calls of the session, including its links. */
 uint32_t calls_alive(const struct session *s);
 
 /* system.c, port.c */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "agent.h"
-#include "pmix.h"
+#include "link.h"
 
 static int on_request(struct agent *a, const struct frame *f)
 {
@@ -72,7 +72,7 @@ static int on_frame(struct chan *c, const struct frame *f)
     if (f->call == 0)
         return on_command(a, f);
     s = session_find(a, f->session);
-    int rc = s != NULL ? pmix_frame(s, f) : 0;
+    int rc = s != NULL ? link_frame(s, f) : 0;
     return rc == 1 ? caller_frame(s, f) : rc;
 }
 

@@ -35,7 +35,7 @@ static void refuse(struct caller *c, int number, const char *text)
 
 uint32_t calls_alive(const struct session *s)
 {
-    uint32_t count = s->pmi.links;
+    uint32_t count = s->links;
     for (const struct caller *c = s->agent->callers; c != NULL; c = c->next)
         count += c->session == s->id && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
     return count;

@@ -20,7 +20,7 @@
 #include "imageenv.h"
 #include "memory.h"
 #include "reach.h"
-#include "pmix.h"
+#include "link.h"
 #include "rootfiles.h"
 #include "version.h"
 
@@ -114,7 +114,7 @@ static int turn(struct agent *a, bool *work)
 {
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
     callers_sweep(a);
-    pmix_sweep(a);
+    links_sweep(a);
     *work = sessions_tick(a, now_ms());
     rc = rc < 0 ? rc : fabric_tick(a, now_ms(), work);
     return rc < 0 ? rc : reach_tick(a, now_ms(), work);

@@ -4,40 +4,16 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "link.h"
 #include "pmixwatch.h"
 
 #define URI "PMIX_SERVER_URI"
-
-struct pmix_link {
-    struct pmix_link *next;
-    struct session *session; /* NULL: it is over */
-    struct exchange exchange;
-    struct pmixwatch watch; /* what the program asks */
-    bool ended;             /* on the host: what is left is written */
-};
-
-/* --- connections ---------------------------------------------------------------- */
-
-static void end_link(struct pmix_link *l)
-{
-    exchange_close(&l->exchange);
-    l->session->pmi.links--;
-    l->session = NULL;
-}
-
-static void changed(struct exchange *x)
-{
-    struct pmix_link *l = x->owner;
-    if (l->ended && !x->outlet[0].open)
-        end_link(l);
-}
 
 /*
  * Open MPI sends its messages to the server, and Slurm's prints none of them. This one says that
@@ -65,7 +41,7 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
         [PMIXWATCH_ACCEPT] = "MPI_Comm_accept",
         [PMIXWATCH_CONNECT] = "MPI_Comm_connect",
     };
-    struct pmix_link *l = x->owner;
+    struct link *l = x->owner;
     enum pmixwatch_found found = pmixwatch_read(&l->watch, data, len);
     char why[128];
     (void)number;
@@ -75,51 +51,6 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
         return true;
     pmi_not_offered(l->session, why);
     return false;
-}
-
-/* Ask the host for a connection to the server. */
-static int ask(struct pmix_link *l, const struct session *s)
-{
-    char *argv[] = {(char[]){VHPC_CALL_PMIX}, NULL};
-    struct execspec spec = {
-        .fd_dir = {VHPC_FD_BOTH}, .uid = s->spec.uid, .gid = s->spec.gid, .argv = argv, .argc = 1};
-    struct buf message = {0};
-    int rc = execspec_encode(&spec, &message);
-    if (rc == 0)
-        rc = exchange_send_exec(&l->exchange, &message);
-    buf_free(&message);
-    return rc;
-}
-
-static void open_link(struct session *s, int fd)
-{
-    struct agent *a = s->agent;
-    struct pmix_link *l = calloc(1, sizeof *l);
-    int on = 1;
-    if (l == NULL) {
-        (void)close(fd);
-        return;
-    }
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    *l = (struct pmix_link){.next = a->links, .session = s};
-    a->links = l;
-    s->pmi.links++;
-    exchange_init(&l->exchange, FLOW_INITIATOR, &a->loop, &a->host, s->id, ++s->last_call);
-    if (exchange_connect(&l->exchange, 0, fd) < 0 || ask(l, s) < 0) {
-        end_link(l);
-        return;
-    }
-    l->exchange.owner = l;
-    l->exchange.changed = changed;
-    l->exchange.pass = pass;
-}
-
-static struct pmix_link *find(const struct session *s, uint32_t call)
-{
-    for (struct pmix_link *l = s->agent->links; l != NULL; l = l->next)
-        if (l->session == s && l->exchange.call == call)
-            return l;
-    return NULL;
 }
 
 /* Without the server an MPI library would run the task as a separate program. */
@@ -133,42 +64,8 @@ static void end_program(struct session *s, const struct frame *f)
         task_refuse(&s->task, EPERM, s->pmi.failure);
 }
 
-int pmix_frame(struct session *s, const struct frame *f)
-{
-    struct pmix_link *l = find(s, f->call);
-    if (l == NULL)
-        return 1;
-    int rc = exchange_receive(&l->exchange, f);
-    if (rc == -EPROTO)
-        return chan_broken(&s->agent->host, l->exchange.flow.why);
-    if (rc != 1)
-        return rc;
-    if (f->type == VHPC_STARTED) {
-        l->exchange.live = true;
-        return 0;
-    }
-    l->ended = true;
-    if (f->type == VHPC_ERROR) {
-        end_program(s, f);
-        end_link(l);
-    } else {
-        changed(&l->exchange);
-    }
-    return 0;
-}
-
-void pmix_sweep(struct agent *a)
-{
-    for (struct pmix_link **p = &a->links; *p != NULL;) {
-        struct pmix_link *l = *p;
-        if (l->session != NULL) {
-            p = &l->next;
-            continue;
-        }
-        *p = l->next;
-        free(l);
-    }
-}
+static const struct link_kind kind = {
+    .call = (char[]){VHPC_CALL_PMIX}, .pass = pass, .failed = end_program};
 
 /* --- the listening socket ------------------------------------------------------- */
 
@@ -188,7 +85,7 @@ static void listener_ready(struct source *source, short revents)
     if (fd < 0)
         return;
     if (s->spec.pmi_refusal == NULL && s->last_call < UINT32_MAX) {
-        open_link(s, fd);
+        link_open(s, fd, &kind);
         return;
     }
     pmi_used(s);
@@ -279,7 +176,4 @@ void pmix_close(struct session *s)
         (void)close(s->pmi.listener.fd);
         s->pmi.listener.fd = -1;
     }
-    for (struct pmix_link *l = s->agent->links; l != NULL; l = l->next)
-        if (l->session == s)
-            end_link(l);
 }

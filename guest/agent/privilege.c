@@ -15,6 +15,7 @@
 #include "accounting.h"
 #include "agent.h"
 #include "memory.h"
+#include "tlv.h"
 #include "tmpdir.h"
 
 static int set_identity(const struct execspec *spec)
@@ -141,10 +142,20 @@ static void kill_rest(struct task *t)
     cgroup_kill(s->agent, s->id, t->pid);
 }
 
+static void started_fields(struct task *t, struct buf *b)
+{
+    const struct session *s = t->arg;
+    if (s->pmi.judged)
+        (void)tlv_put_u32(b, TAG_PMI_REFUSAL, 1);
+    if (s->spec.x11.wanted)
+        (void)tlv_put_u32(b, TAG_DISPLAY, (uint32_t)s->x11_error);
+}
+
 const struct task_ops session_ops = {
     .child = {.prepare = prepare, .execute = execute},
     .kill_rest = kill_rest,
     .open_cgroup = open_cgroup,
+    .started_fields = started_fields,
     .exit_fields = accounting_exit_fields,
     .signal = session_signal,
     .signal_group = session_signal_group,

@@ -20,6 +20,8 @@
 #include "pmix.h"
 #include "topology.h"
 #include "fabric.h"
+#include "link.h"
+#include "x11.h"
 
 static int refuse(struct session *s, int number, const char *what)
 {
@@ -52,9 +54,9 @@ static int begin(struct session *s)
     if (topology_environment(s->agent, &s->spec) < 0 ||
         network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
-    if (environment_start(s) < 0)
+    if (environment_start(s) < 0 || x11_listen(s) < 0)
         return -ENOMEM;
-    bool judged = s->spec.pmi_refusal != NULL;
+    s->pmi.judged = s->spec.pmi_refusal != NULL;
     rc = pmi_guard(s);
     if (rc < 0)
         return refuse(s, -rc, "couldn't watch for PMI, see VHPC_PMI in vhpc-spank(8)");
@@ -67,7 +69,6 @@ static int begin(struct session *s)
                     &s->spec);
     pmi_started(s);
     pmi_watch(s);
-    s->task.pmi_guarded = judged;
     return rc;
 }
 
@@ -91,13 +92,21 @@ int session_exec(struct session *s, const struct frame *f)
     return rc == 1 ? begin(s) : rc;
 }
 
+/* Of the programs' connections, and of what they can connect to. */
+static void end_relays(struct session *s)
+{
+    pmix_close(s);
+    x11_close(s);
+    links_close(s);
+}
+
 void session_close(struct session *s)
 {
     if (s->closed)
         return;
     s->closed = true;
     callers_close(s->agent, s);
-    pmix_close(s);
+    end_relays(s);
     fabric_forget(s->agent, s);
     reach_forget(s->agent, s);
     if (s->started)
@@ -135,6 +144,7 @@ static bool clean_up(struct session *s)
         script_remove(&s->spec);
     s->script_written = false;
     pmi_unguard(s);
+    end_relays(s);
     struct usage used;
     accounting_of_session(s, &used);
     if (s->cgroup_made && cgroup_remove(s->agent, s->id) < 0) {

@@ -12,7 +12,7 @@
 #include "agent.h"
 #include "fabric.h"
 #include "reach.h"
-#include "pmix.h"
+#include "link.h"
 #include "rig.h"
 
 /* Replaces fork at link time: an input may not start programs. */
@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (struct session *s = a.sessions; s != NULL; s = s->next)
         session_close(s);
     (void)sessions_tick(&a, now_ms());
-    pmix_sweep(&a);
+    links_sweep(&a);
     chan_release(&a.host);
     loop_free(&a.loop);
     fabric_free(a.fabric);

@@ -184,6 +184,8 @@ FROM_HOST = {
             field(97, 1),
         ),
     ),
+    "exec-x11": frame(EXEC, exec_fields(field(98, struct.pack("<I", 25) + bytes(16)))),
+    "exec-x11-no-port": frame(EXEC, exec_fields(field(98, struct.pack("<I", 65535) + bytes(16)))),
     "exec-after-network": frame(
         REQUEST,
         field(48, 8)
@@ -236,6 +238,22 @@ IMAGE_ENVIRONMENTS = {
     "no-name": b"1=x\n",
 }
 
+
+def authority(family: int, address: bytes, number: bytes, data: bytes = bytes(16)) -> bytes:
+    """One entry of an authority file of X11, for the host n1 and display 25 if they are named so."""
+    fields = (address, number, b"MIT-MAGIC-COOKIE-1", data)
+    return struct.pack(">H", family) + b"".join(struct.pack(">H", len(text)) + text for text in fields)
+
+
+AUTHORITIES = {
+    "local": authority(256, b"login", b"25") + authority(256, b"n1", b"25"),
+    "wild": authority(65535, b"", b""),
+    "cut": authority(256, b"n1", b"25")[:-1],
+    "short": authority(256, b"n1", b"25", b"x"),
+    "display": b"localhost:25.0",
+    "socket": b"12: " + b"0" * 24 + b"01000000:1791 " + b"0" * 32 + b":0000 0A 0:0 00:0 0 2001 0 81 1",
+}
+
 F_HELLO, F_OPEN, F_OPENED, F_DATA, F_EOF, F_CREDIT, F_CLOSE = range(1, 8)
 
 
@@ -262,6 +280,7 @@ def main() -> None:
         ("host", FROM_HOST),
         ("imageenv", IMAGE_ENVIRONMENTS),
         ("pmi", PMI),
+        ("xauth", AUTHORITIES),
     ):
         folder = root / side
         folder.mkdir(parents=True, exist_ok=True)

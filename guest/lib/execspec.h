@@ -11,8 +11,14 @@
 
 #include "buf.h"
 #include "protocol.h"
+#include "xauth.h"
 
-enum { EXEC_RLIMITS_MAX = 32, EXEC_GROUPS_MAX = 65536, EXEC_CPUS_MAX = 1024 };
+enum {
+    EXEC_RLIMITS_MAX = 32,
+    EXEC_GROUPS_MAX = 65536,
+    EXEC_CPUS_MAX = 1024,
+    TERMIOS_LEN = 4 * 4 + NCCS, /* bytes of TAG_TERMIOS */
+};
 
 struct exec_rlimit {
     uint32_t resource;
@@ -53,7 +59,8 @@ struct execspec {
     char *pmi_refusal; /* message for a program that uses PMI; NULL = PMI is not checked */
     bool pmi_network;  /* ... but a guest that has a network with the others ignores it */
     bool pmix;         /* ... and so does an agent that relays PMIx */
-    char *step;        /* Slurm's step that the program belongs to; NULL = not known */
+    struct x11_display x11;
+    char *step; /* Slurm's step that the program belongs to; NULL = not known */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */

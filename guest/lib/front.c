@@ -102,12 +102,8 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
 /* An agent names the features that it supports in STARTED. */
 static bool names(const struct frame *frame, uint16_t tag)
 {
-    struct tlv_reader r = {frame->payload, frame->length};
     struct tlv t;
-    while (tlv_next(&r, &t) > 0)
-        if (t.tag == tag)
-            return true;
-    return false;
+    return tlv_find(frame->payload, frame->length, tag, &t);
 }
 
 static int on_started(struct front *f, const struct frame *frame)
@@ -121,6 +117,8 @@ static int on_started(struct front *f, const struct frame *frame)
     f->signals_group = names(frame, TAG_SIGNAL_GROUP);
     f->state = FRONT_RUNNING;
     f->exchange.live = true;
+    if (f->started != NULL)
+        f->started(f, frame);
     if (f->spec->tty)
         (void)tty_raw(STDIN_FILENO);
     return 0;

@@ -19,6 +19,11 @@
 #define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
 /* argv[0] of host calls that are connections to the PMIx server of the step. */
 #define VHPC_CALL_PMIX "pmix"
+/* ... to the X11 display that Slurm forwards to the node. */
+#define VHPC_CALL_X11 "x11"
+/* In the guest: the end of the value of XAUTHORITY; the display's number is %u. */
+#define VHPC_X11_FOLDER "x11.%u"
+#define VHPC_X11_FILE "Xauthority"
 /*
  * Variable with the working directory of a step's tasks, or of salloc's command, if only the guest
  * that srun or salloc was called in has it.
@@ -38,6 +43,7 @@ enum {
     VHPC_FDS_MAX = 8,             /* file descriptors 0..7 of a task can be relayed */
     VHPC_CALLS_MAX = 32,          /* host calls at a time in one session */
     VHPC_CLIENTS_MAX = 256,       /* sessions at a time in one guest */
+    VHPC_X11_PORT = 6000,         /* TCP port of display 0 */
     VHPC_PENDING_MAX = 16,        /* unanswered REQUESTs, and PINGs, of one client */
     VHPC_WATCH_MS =
         10000, /* after SIGTSTP, for this long silence means that vhpc-run was stopped */
@@ -149,6 +155,7 @@ enum vhpc_tag {
     TAG_MOUNT_SOURCE = 89,
     TAG_PMI_NETWORK = 96,
     TAG_PMIX = 97,
+    TAG_DISPLAY = 98,
     TAG_OPERAND = 90,
     TAG_AFFINITY = 91,
     TAG_GATEWAY = 112,

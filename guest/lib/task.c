@@ -104,8 +104,8 @@ static void report_ready(struct source *s, short revents)
         (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
         if (t->ops->signal_group != NULL)
             (void)tlv_put_u32(&b, TAG_SIGNAL_GROUP, 1);
-        if (t->pmi_guarded)
-            (void)tlv_put_u32(&b, TAG_PMI_REFUSAL, 1);
+        if (t->ops->started_fields != NULL)
+            t->ops->started_fields(t, &b);
         (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
         t->exchange.live = true;
     }

@@ -27,7 +27,8 @@ struct task_ops {
     void (*signal_group)(struct task *, int number);
     /* Directory of the cgroup in which the main process starts; -1 or NULL: none. */
     int (*open_cgroup)(const struct task *);
-    /* Add fields to EXIT; NULL: none. */
+    /* Add fields to STARTED, and to EXIT; NULL: none. */
+    void (*started_fields)(struct task *, struct buf *);
     void (*exit_fields)(struct task *, struct buf *);
     int abort_signal; /* signal to the main process when the initiator has closed the command */
 };
@@ -43,7 +44,6 @@ struct task {
     bool failed;    /* execve has failed, and ERROR was sent */
     bool reaped;
     bool aborted;
-    bool pmi_guarded;    /* STARTED says that a use of PMI is detected */
     const char *refusal; /* text of the ERROR that replaces EXIT; NULL = none */
     int refusal_number;  /* ... and its errno */
     bool finished; /* nothing is left; the owner may free the task between two turns of the loop */

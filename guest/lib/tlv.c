@@ -58,6 +58,15 @@ int tlv_next(struct tlv_reader *r, struct tlv *out)
     return 1;
 }
 
+bool tlv_find(const uint8_t *data, size_t len, uint16_t tag, struct tlv *out)
+{
+    struct tlv_reader r = {data, len};
+    while (tlv_next(&r, out) > 0)
+        if (out->tag == tag)
+            return true;
+    return false;
+}
+
 int tlv_u32(const struct tlv *t, uint32_t *out)
 {
     if (t->len != 4)

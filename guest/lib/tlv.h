@@ -6,6 +6,7 @@
 #ifndef VHPC_TLV_H
 #define VHPC_TLV_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,6 +31,8 @@ int tlv_put_u64(struct buf *b, uint16_t tag, uint64_t value);
 
 /* Next element: 1, 0 at the end, -EPROTO if it is longer than the rest. */
 int tlv_next(struct tlv_reader *r, struct tlv *out);
+/* The first element with this tag. */
+bool tlv_find(const uint8_t *data, size_t len, uint16_t tag, struct tlv *out);
 /* A value of exactly four bytes, otherwise -EPROTO. */
 int tlv_u32(const struct tlv *t, uint32_t *out);
 int tlv_u64(const struct tlv *t, uint64_t *out);

@@ -15,8 +15,9 @@
 
 #include "callfiles.h"
 #include "hello.h"
-#include "pmix.h"
+#include "link.h"
 #include "run.h"
+#include "x11.h"
 
 static const char standard_path[] = "/usr/local/bin:/usr/bin:/bin";
 
@@ -27,7 +28,7 @@ struct host_call {
     struct flow flow;       /* until the task has it */
     struct execspec spec;
     struct task task;
-    struct pmix_link link;
+    struct link link;
     struct call_files files;
     bool started; /* the task has */
     bool linked;  /* ... or the link */
@@ -102,6 +103,17 @@ static bool too_many(const struct host_calls *h)
     return count >= VHPC_CALLS_MAX;
 }
 
+/* The server that the call connects to; NULL: it is a command. */
+static const struct link_server *server_of(const struct host_calls *h, const struct execspec *spec)
+{
+    const struct link_server *server = NULL;
+    if (strcmp(spec->argv[0], VHPC_CALL_PMIX) == 0)
+        server = h->pmix;
+    else if (strcmp(spec->argv[0], VHPC_CALL_X11) == 0)
+        server = &h->x11->server;
+    return server != NULL && server->len > 0 && spec->fd_dir[0] == VHPC_FD_BOTH ? server : NULL;
+}
+
 static int begin(struct host_call *c, struct host_calls *h)
 {
     char text[256];
@@ -109,13 +121,16 @@ static int begin(struct host_call *c, struct host_calls *h)
     message_reset(&c->message);
     if (rc < 0)
         return rc;
-    if (strcmp(c->spec.argv[0], VHPC_CALL_PMIX) == 0 && h->pmix != NULL &&
-        c->spec.fd_dir[0] == VHPC_FD_BOTH) {
+    const struct link_server *server = server_of(h, &c->spec);
+    if (server != NULL) {
         c->linked = true;
-        return pmix_open(&c->link, h->pmix, &h->front->loop, &h->front->chan, c->id, &c->flow);
+        return link_open(&c->link, server, &h->front->loop, &h->front->chan, c->id, &c->flow);
     }
     execspec_drop_env(&c->spec, "VHPC_RUN_");
     execspec_drop_env(&c->spec, "VHPC_SESSION=");
+    rc = x11_restore(h->x11, &c->spec);
+    if (rc < 0)
+        return rc;
     if (!allowed(h, c->spec.argv[0])) {
         (void)snprintf(text, sizeof text, "%.64s: guests may not run this command on the host",
                        c->spec.argv[0]);
@@ -143,6 +158,11 @@ static struct host_call *find(const struct host_calls *h, uint32_t id)
     return NULL;
 }
 
+void host_calls_started(struct front *f, const struct frame *frame)
+{
+    x11_started(calls_of(f)->x11, frame);
+}
+
 int host_calls_frame(struct front *f, const struct frame *frame)
 {
     struct host_calls *h = calls_of(f);
@@ -164,7 +184,7 @@ int host_calls_frame(struct front *f, const struct frame *frame)
         return rc == -EPROTO ? chan_broken(&f->chan, c->task.exchange.flow.why) : rc;
     }
     if (c->linked) {
-        int rc = pmix_frame(&c->link, frame);
+        int rc = link_frame(&c->link, frame);
         return rc == -EPROTO ? chan_broken(&f->chan, c->link.exchange.flow.why) : rc;
     }
     if (flow_check(&c->flow, FLOW_INITIATOR, frame) != FLOW_PASS)
@@ -192,7 +212,7 @@ static bool tick(struct host_call *c, long long now)
     if (c->started)
         task_tick(&c->task, now);
     if (c->linked)
-        pmix_tick(&c->link, now);
+        link_tick(&c->link, now);
     c->over = c->over || (c->started && c->task.finished) || (c->linked && c->link.over);
     return !c->linked || c->link.connecting.fd >= 0;
 }
@@ -224,11 +244,14 @@ void host_calls_end(struct host_calls *h)
 }
 
 void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     const struct pmix_server *pmix)
+                     const struct link_server *pmix, const struct x11 *x11)
 {
     const char *more = getenv("VHPC_RUN_COMMAND_PATH");
-    *h = (struct host_calls){
-        .front = f, .socket = socket, .pmix = pmix, .allowed = getenv("VHPC_RUN_COMMANDS")};
+    *h = (struct host_calls){.front = f,
+                             .socket = socket,
+                             .pmix = pmix,
+                             .x11 = x11,
+                             .allowed = getenv("VHPC_RUN_COMMANDS")};
     if (more == NULL || more[0] == '\0' || asprintf(&h->path, "%s:%s", standard_path, more) < 0)
         h->path = strdup(standard_path);
 }

@@ -2,6 +2,7 @@
 /* vhpc-run: see run.h and vhpc-run --help. */
 #include "pmi.h"
 #include "run.h"
+#include "x11.h"
 
 enum { EXIT_LOST = 125, EXIT_REFUSED = 126 };
 
@@ -12,6 +13,7 @@ int main(int argc, char **argv)
     struct run_options o;
     static struct execspec spec;
     static struct pmi pmi;
+    static struct x11 x11;
     int status = run_parse(argc, argv, &o);
     if (status < 0)
         status = run_console(&o);
@@ -22,16 +24,18 @@ int main(int argc, char **argv)
         rc = pmi_prepare(&pmi, &o, &spec);
     if (rc != 0)
         return rc < 0 ? -rc : rc;
+    x11_prepare(&x11, &spec);
     front = (struct front){.spec = &spec,
                            .timeout_ms = o.timeout_s * 1000,
                            .call_frame = host_calls_frame,
+                           .started = host_calls_started,
                            .child_exited = host_calls_reap,
                            .tick = host_calls_tick,
                            .watched = true,
                            .no_room = run_drop,
                            .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
-    host_calls_init(&calls, &front, o.socket, pmi.pmix.len > 0 ? &pmi.pmix : NULL);
+    host_calls_init(&calls, &front, o.socket, &pmi.pmix, &x11);
     rc = pmi_connect(&pmi, &front);
     if (rc < 0)
         return -rc;

@@ -18,7 +18,7 @@ struct pmi {
     uint32_t tasks;  /* of the step */
     uint32_t guests; /* of the job on each node */
     struct pmi_pump pump;
-    struct pmix_server pmix;
+    struct link_server pmix;
 };
 
 /*

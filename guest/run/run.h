@@ -6,7 +6,8 @@
 #include "front.h"
 #include "task.h"
 
-struct pmix_server; /* pmix.h */
+struct link_server; /* link.h */
+struct x11;         /* x11.h */
 
 struct run_options {
     const char *socket;
@@ -65,15 +66,18 @@ struct host_calls {
     struct host_call *list;
     struct front *front;
     const char *socket;             /* of the guest */
-    const struct pmix_server *pmix; /* of the step; NULL: none */
+    const struct link_server *pmix; /* of the step */
+    const struct x11 *x11;          /* of the program */
     const char *allowed;            /* colon-separated base names */
     char *path;                     /* colon-separated directories that are searched for them */
 };
 
 void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     const struct pmix_server *pmix);
+                     const struct link_server *pmix, const struct x11 *x11);
 /* Remove the files of calls that have not ended. */
 void host_calls_end(struct host_calls *h);
+/* For front.started: has to say what the guest does not offer. */
+void host_calls_started(struct front *f, const struct frame *frame);
 int host_calls_frame(struct front *f, const struct frame *frame);
 void host_calls_reap(struct front *f);
 void host_calls_tick(struct front *f, long long now);

@@ -45,6 +45,7 @@ static struct execspec sample(void)
     s.pmi_refusal = strdup("no PMI here");
     s.pmi_network = true;
     s.pmix = true;
+    s.x11 = (struct x11_display){.wanted = true, .number = 25, .cookie = {0xde, 0xad}};
     return s;
 }
 
@@ -76,6 +77,7 @@ static void everything_survives_the_wire(void **state)
     assert_int_equal(back.winsize.ws_col, 80);
     assert_string_equal(back.pmi_refusal, "no PMI here");
     assert_true(back.pmi_network && back.pmix);
+    assert_memory_equal(&back.x11, &s.x11, sizeof s.x11);
     assert_int_equal(back.operand, 99);
     assert_int_equal(back.affinity_len, 2);
     assert_memory_equal(back.affinity, "\x81\x02", 2);
@@ -96,6 +98,26 @@ static void a_second_uid_cannot_replace_the_first(void **state)
     assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
     assert_null(back.argv);
     buf_free(&b);
+    execspec_free(&s);
+}
+
+static void a_display_has_a_port_and_comes_once(void **state)
+{
+    uint8_t raw[21] = {0xb7, 0xe8}; /* 59575: port 65575 */
+    struct buf b = {0};
+    struct execspec s = sample(), back;
+    (void)state;
+    assert_int_equal(execspec_encode(&s, &b), 0);
+    assert_int_equal(tlv_put(&b, TAG_DISPLAY, "\x19\0\0\0................", 20), 0);
+    assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
+    buf_free(&b);
+    s.x11.wanted = false;
+    for (size_t len = 19; len <= sizeof raw; len++) {
+        assert_int_equal(execspec_encode(&s, &b), 0);
+        assert_int_equal(tlv_put(&b, TAG_DISPLAY, raw, len), 0);
+        assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
+        buf_free(&b);
+    }
     execspec_free(&s);
 }
 
@@ -198,6 +220,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_survives_the_wire),
         cmocka_unit_test(a_second_uid_cannot_replace_the_first),
+        cmocka_unit_test(a_display_has_a_port_and_comes_once),
         cmocka_unit_test(one_refusal_of_pmi_is_enough),
         cmocka_unit_test(an_operand_is_an_argument),
         cmocka_unit_test(an_argument_is_inserted_in_its_place),

@@ -255,7 +255,7 @@ static void long_messages_pass_unread(void **state)
 
 /* --- PMIx ------------------------------------------------------------------------ */
 
-static bool find(struct pmix_server *server, const char *const *envp)
+static bool find(struct link_server *server, const char *const *envp)
 {
     struct execspec spec = {0};
     for (; *envp != NULL; envp++)
@@ -270,7 +270,7 @@ static void the_server_is_where_all_variables_say(void **state)
     static const char *const v4[] = {"PMIX_SERVER_URI=s.1;tcp4://127.0.0.1:4711", "PMIX_RANK=1",
                                      "PMIX_SERVER_URI41=s.1;tcp4://127.0.0.1:4711", NULL};
     static const char *const v6[] = {"PMIX_SERVER_URI41=s;tcp6://[::1]:65535", NULL};
-    struct pmix_server server;
+    struct link_server server;
     (void)state;
     assert_true(find(&server, v4));
     assert_int_equal(server.at.in.sin_family, AF_INET);
@@ -282,7 +282,7 @@ static void the_server_is_where_all_variables_say(void **state)
     assert_int_equal(ntohs(server.at.in6.sin6_port), 65535);
 }
 
-/* promise: attack.pmix */
+/* promise: attack.relay */
 static void no_other_address_is_a_server(void **state)
 {
     static const char *const wrong[] = {
@@ -305,7 +305,7 @@ static void no_other_address_is_a_server(void **state)
     static const char *const two[] = {"PMIX_SERVER_URI2=x;tcp4://127.0.0.1:7",
                                       "PMIX_SERVER_URI3=x;tcp4://127.0.0.1:8", NULL};
     static const char *const none[] = {"PMIX_SERVER_URI", "PMIX_RANK=0", NULL};
-    struct pmix_server server;
+    struct link_server server;
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char entry[128];

@@ -64,7 +64,7 @@ def listener() -> Iterator[tuple[socket.socket, int]]:
         yield server, server.getsockname()[1]
 
 
-@pytest.mark.promise("attack.pmix")
+@pytest.mark.promise("attack.relay")
 @pytest.mark.parametrize("where", ["variable", "argument", "both"])
 def test_a_pmix_call_reaches_the_steps_server_only(late_guest: Guest, where: str) -> None:
     """The guest names the server of another job; vhpc-run takes the one that slurmstepd has named."""
@@ -84,7 +84,7 @@ def test_a_pmix_call_reaches_the_steps_server_only(late_guest: Guest, where: str
             assert not select.select([other], [], [], 0.2)[0]
 
 
-@pytest.mark.promise("attack.pmix")
+@pytest.mark.promise("attack.relay")
 def test_without_a_server_of_the_step_nothing_is_relayed(late_guest: Guest) -> None:
     """There ``pmix`` is the name of a command like any other, and not one that the site allows."""
     with listener() as (other, port):

@@ -119,7 +119,7 @@ def test_a_lost_pmix_server_ends_the_program(guest: Guest) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.promise("pmi.server", "attack.pmix")
+@pytest.mark.promise("pmi.server", "attack.relay")
 @pytest.mark.parametrize(
     "uri",
     [

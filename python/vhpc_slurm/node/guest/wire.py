@@ -177,6 +177,7 @@ class Tag(IntEnum):
     MOUNT_SOURCE = 89
     PMI_NETWORK = 96
     PMIX = 97
+    DISPLAY = 98
     OPERAND = 90
     AFFINITY = 91
     GATEWAY = 112
