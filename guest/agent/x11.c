@@ -111,7 +111,7 @@ static struct session *holder(const struct x11_server *x, const char *socket)
 static struct session *session_of(const struct x11_server *x, int fd)
 {
     struct session *oldest = NULL, *found = NULL;
-    struct sockaddr_in peer;
+    struct sockaddr_in peer = {0};
     socklen_t len = sizeof peer;
     size_t count = 0;
     struct tcp_row row;

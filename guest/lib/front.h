@@ -37,7 +37,7 @@ struct front {
     int timeout_ms; /* longest wait for HELLO, and for STARTED after EXEC was sent */
     /* Frames of host calls (call > 0); NULL: none are expected. 0 or -errno. */
     int (*call_frame)(struct front *, const struct frame *);
-    /* STARTED has come; NULL: its fields are for nobody. */
+    /* Called with STARTED; may be NULL. */
     void (*started)(struct front *, const struct frame *);
     void (*child_exited)(struct front *);        /* SIGCHLD; NULL: there are no children */
     void (*tick)(struct front *, long long now); /* after each turn of the loop; may be NULL */

@@ -133,9 +133,7 @@ static void a_line_of_the_kernels_table_is_a_socket(void **state)
 static void another_line_is_no_socket(void **state)
 {
     static const char *const wrong[] = {
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  "
-        "timeout "
-        "inode",
+        "  sl  local_address rem_address   st tx_queue rx_queue tr uid inode",
         "",
         "0: 0100007F:1791",
         "0: 0100007F1791 00000000:0000 0A 0:0 0:0 0 2001 0 4711",

@@ -22,6 +22,7 @@ from x11_programs import CLIENT, COOKIE, SERVER, authority
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+from typing import Any
 
 pytest_plugins = ["guest_rig"]
 
@@ -41,7 +42,12 @@ class FarGuest(Guest):
 
     def start_agent(self) -> None:
         fd = self.agent_end.fileno()
-        args = [self.bin / "vhpc-agent", "--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}"]
+        args = [
+            str(self.bin / "vhpc-agent"),
+            "--no-system",
+            f"--fd={fd}",
+            f"--call-socket={self.call_socket}",
+        ]
         self.agent = subprocess.Popen([*APART, *args], pass_fds=(fd,))
         self.agent_end.close()
 
@@ -67,7 +73,7 @@ class Display:
     def number(self) -> int:
         return self.port - 6000
 
-    def step(self, **more: str) -> dict[str, str]:
+    def step(self, **more: str) -> dict[str, Any]:
         """What Slurm sets for a task of srun --x11."""
         return {"DISPLAY": f"localhost:{self.number}.0", "XAUTHORITY": str(self.file)} | more
 
@@ -116,7 +122,7 @@ def display(tmp_path: Path) -> Iterator[Display]:
     end(it)
 
 
-def start(guest: Guest, step: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
+def start(guest: Guest, step: dict[str, Any], *words: str) -> subprocess.Popen[bytes]:
     """A client in the guest, connected when it has printed the status of its setup."""
     client = guest.popen("python3", "-c", CLIENT, *words, **step)
     assert client.stdout is not None
@@ -242,7 +248,8 @@ def test_a_display_without_a_cookie_is_one_line(far_guest: FarGuest, display: Di
 
 def test_a_cookie_may_be_in_the_home_of_the_user(far_guest: FarGuest, display: Display) -> None:
     (display.file.parent / ".Xauthority").write_bytes(display.file.read_bytes())
-    step = {"DISPLAY": f"localhost:{display.number}.0", "HOME": str(display.file.parent)}
+    step = display.step(HOME=str(display.file.parent))
+    del step["XAUTHORITY"]
     display.file.unlink()
     done = far_guest.run("env", "-u", "HOME", "python3", "-c", CLIENT, **step)
     assert (done.stderr, display.heard()) == (b"", f"{MAGIC.decode()} {COOKIE.hex()}")
