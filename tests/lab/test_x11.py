@@ -20,8 +20,7 @@ HOSTS = ("ctl", "login", *NODES)
 # slurmctld and slurmd refuse PrologFlags=X11 with proctrack/linuxproc, which the lab has.
 SETTINGS = "s|^ProctrackType=.*|ProctrackType=proctrack/pgid|; s|^PrologFlags=.*|&,X11|"
 XAUTH = "/usr/bin/xauth"
-# xauth(1), which the lab lacks, as Slurm calls it:
-# list DISPLAY; -v -f FILE source COMMANDS; -v -f FILE remove NAME.
+# The lab lacks xauth(1). Slurm calls: list DISPLAY; -v -f FILE source COMMANDS; -v -f FILE remove NAME.
 XAUTH_STAND_IN = """#!/usr/bin/env python3
 import os, sys
 words = [word for word in sys.argv[1:] if word != "-v"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from guest_rig import WAIT_S, Guest
 from hostile_guest import HostileGuest, command, frame
+from pmi_rig import in_step
 
 from vhpc_slurm.node.guest import wire
 from x11_programs import CLIENT, COOKIE, SERVER, authority
@@ -22,7 +23,6 @@ from x11_programs import CLIENT, COOKIE, SERVER, authority
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-from typing import Any
 
 pytest_plugins = ["guest_rig"]
 
@@ -42,13 +42,8 @@ class FarGuest(Guest):
 
     def start_agent(self) -> None:
         fd = self.agent_end.fileno()
-        args = [
-            str(self.bin / "vhpc-agent"),
-            "--no-system",
-            f"--fd={fd}",
-            f"--call-socket={self.call_socket}",
-        ]
-        self.agent = subprocess.Popen([*APART, *args], pass_fds=(fd,))
+        options = ["--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}"]
+        self.agent = subprocess.Popen([*APART, self.bin / "vhpc-agent", *options], pass_fds=(fd,))
         self.agent_end.close()
 
 
@@ -73,7 +68,7 @@ class Display:
     def number(self) -> int:
         return self.port - 6000
 
-    def step(self, **more: str) -> dict[str, Any]:
+    def step(self, **more: str) -> dict[str, str]:
         """What Slurm sets for a task of srun --x11."""
         return {"DISPLAY": f"localhost:{self.number}.0", "XAUTHORITY": str(self.file)} | more
 
@@ -122,7 +117,7 @@ def display(tmp_path: Path) -> Iterator[Display]:
     end(it)
 
 
-def start(guest: Guest, step: dict[str, Any], *words: str) -> subprocess.Popen[bytes]:
+def start(guest: Guest, step: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
     """A client in the guest, connected when it has printed the status of its setup."""
     client = guest.popen("python3", "-c", CLIENT, *words, **step)
     assert client.stdout is not None
@@ -132,15 +127,15 @@ def start(guest: Guest, step: dict[str, Any], *words: str) -> subprocess.Popen[b
 
 @pytest.mark.promise("job.x11")
 def test_a_program_reaches_the_display_with_its_cookie(far_guest: FarGuest, display: Display) -> None:
-    done = far_guest.run("python3", "-c", CLIENT, "hello", "x" * 100_000, **display.step())
+    done = in_step(far_guest, display.step(), "python3", "-c", CLIENT, "hello", "x" * 100_000)
     assert (done.stderr, done.stdout) == (b"", b"setup b'\\x01'\nHELLO\n%s\n" % (b"X" * 100_000))
     assert display.heard() == f"{MAGIC.decode()} {COOKIE.hex()}"
 
 
 @pytest.mark.promise("job.x11")
 def test_the_cookie_is_in_a_file_of_the_user_alone(far_guest: FarGuest, display: Display) -> None:
-    done = far_guest.run(
-        "sh", "-c", 'stat -c "%a %u" $XAUTHORITY; python3 -c "$0"', VARIABLES, **display.step()
+    done = in_step(
+        far_guest, display.step(), "sh", "-c", 'stat -c "%a %u" $XAUTHORITY; python3 -c "$0"', VARIABLES
     )
     mode, shown = done.stdout.decode().splitlines()
     assert mode == f"600 {os.getuid()}"
@@ -148,7 +143,7 @@ def test_the_cookie_is_in_a_file_of_the_user_alone(far_guest: FarGuest, display:
     assert shown == f"localhost:{display.number}.0 {file}"
     assert not file.parent.exists(), "it is removed with the last step"
     with far_guest.popen("cat", **display.step()) as step:
-        done = far_guest.run("cat", str(file), **display.step())
+        done = in_step(far_guest, display.step(), "cat", str(file))
         assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
         step.communicate(timeout=WAIT_S)
     assert done.stdout == authority(WILD, b"", str(display.number).encode(), MAGIC, COOKIE)
@@ -163,7 +158,7 @@ def test_a_connection_lives_as_long_as_its_own_step(far_guest: FarGuest, display
             ending.terminate()
             ending.communicate(timeout=WAIT_S)
             assert [step.poll() for step in steps] == [None, None]
-            again = far_guest.run("python3", "-c", CLIENT, "more", **display.step())
+            again = in_step(far_guest, display.step(), "python3", "-c", CLIENT, "more")
             assert again.stdout.endswith(b"MORE\n"), again.stderr
             for step in steps:
                 step.terminate()
@@ -183,7 +178,7 @@ def test_a_display_of_a_login_shell_stays_as_it_is(far_guest: FarGuest, display:
     free = free_port() - 6000
     for shown in (":0", "localhost:10.0", f"login:{display.number}.0", f"localhost:{free}.0", "localhost:"):
         step = display.step(DISPLAY=shown)
-        done = far_guest.run("sh", "-c", f'python3 -c "$0"; {LISTENERS}', VARIABLES, **step)
+        done = in_step(far_guest, step, "sh", "-c", f'python3 -c "$0"; {LISTENERS}', VARIABLES)
         assert done.stderr == b""
         own, *sockets = done.stdout.decode().splitlines()
         assert own == f"{shown} {display.file}"
@@ -197,10 +192,10 @@ def test_no_socket_but_slurms_for_this_user_is_a_display(
 ) -> None:
     other = serve(tmp_path, free_port(), address, uid)
     try:
-        done = far_guest.run("python3", "-c", VARIABLES, **other.step())
+        done = in_step(far_guest, other.step(), "python3", "-c", VARIABLES)
         assert done.stdout.decode() == f"localhost:{other.number}.0 {other.file}\n"
         assert done.stderr == b""
-        refused = far_guest.run("python3", "-c", CLIENT, **other.step())
+        refused = in_step(far_guest, other.step(), "python3", "-c", CLIENT)
         assert b"ConnectionRefusedError" in refused.stderr
     finally:
         end(other)
@@ -232,15 +227,15 @@ def test_a_display_without_a_cookie_is_one_line(far_guest: FarGuest, display: Di
         authority(LOCAL, host, number, MAGIC, COOKIE)[:-1],
     ):
         display.write(entry)
-        done = far_guest.run("python3", "-c", VARIABLES, **display.step())
+        done = in_step(far_guest, display.step(), "python3", "-c", VARIABLES)
         assert done.stdout.decode() == f"localhost:{display.number}.0 {display.file}\n"
         assert done.stderr.decode() == (
             f"vhpc: no X11 in the guest: {display.file} has no MIT-MAGIC-COOKIE-1 for "
             f"DISPLAY=localhost:{display.number}.0\n"
         )
-        assert far_guest.run("true", **display.step(SLURM_LOCALID="1")).stderr == b""
+        assert in_step(far_guest, display.step(SLURM_LOCALID="1"), "true").stderr == b""
     display.file.unlink()
-    done = far_guest.run("true", **display.step())
+    done = in_step(far_guest, display.step(), "true")
     assert done.stderr.decode() == (
         f"vhpc: no X11 in the guest: cannot read {display.file}: No such file or directory\n"
     )
@@ -248,10 +243,9 @@ def test_a_display_without_a_cookie_is_one_line(far_guest: FarGuest, display: Di
 
 def test_a_cookie_may_be_in_the_home_of_the_user(far_guest: FarGuest, display: Display) -> None:
     (display.file.parent / ".Xauthority").write_bytes(display.file.read_bytes())
-    step = display.step(HOME=str(display.file.parent))
-    del step["XAUTHORITY"]
+    step = {"DISPLAY": f"localhost:{display.number}.0", "HOME": str(display.file.parent)}
     display.file.unlink()
-    done = far_guest.run("env", "-u", "HOME", "python3", "-c", CLIENT, **step)
+    done = in_step(far_guest, step, "env", "-u", "HOME", "python3", "-c", CLIENT)
     assert (done.stderr, display.heard()) == (b"", f"{MAGIC.decode()} {COOKIE.hex()}")
 
 
@@ -266,7 +260,7 @@ with socket.create_server(("127.0.0.1", {display.port})):
     with far_guest.popen("python3", "-c", taken) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"1\n"
-        done = far_guest.run("python3", "-c", VARIABLES, **display.step())
+        done = in_step(far_guest, display.step(), "python3", "-c", VARIABLES)
         other.communicate(b"\n", timeout=WAIT_S)
     assert done.stdout.decode() == f"localhost:{display.number}.0 {display.file}\n"
     line = f"vhpc: no X11 in the guest: another program there uses port {display.port}\n"
@@ -287,5 +281,5 @@ def test_an_old_agent_is_one_line(late_guest: Guest, display: Display) -> None:
 def test_commands_on_the_host_have_the_file_of_the_host(far_guest: FarGuest, display: Display) -> None:
     call = f"{far_guest.bin}/vhpc-agent --call sh -c 'echo $XAUTHORITY'"
     script = f"{call}; XAUTHORITY=/own {call}"
-    done = far_guest.run("sh", "-c", script, **display.step(VHPC_RUN_COMMANDS="sh"))
+    done = in_step(far_guest, display.step(VHPC_RUN_COMMANDS="sh"), "sh", "-c", script)
     assert done.stdout.decode().split() == [str(display.file), "/own"]

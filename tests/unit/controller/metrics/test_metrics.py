@@ -325,28 +325,24 @@ def test_a_health_check_writes_the_metrics_of_its_node(
 
 @pytest.mark.promise("usage.gpus")
 @needs_root
-def test_gpus_have_slurms_index_and_only_known_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_have_slurms_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job with two guests; its second guest names one GPU of two, so their indexes are not known."""
     config = node_config(tmp_path)
     layout = Layout(config)
-    generation = Generation(7, 0, "0123abcd")
     layout.state_file(7).parent.mkdir(parents=True)
     statefile.write_state(layout.state_file(7), {"gpus": "3:1,0:2"}, 0)
     first = GpuUsage("0000:fe:00.0", 8340, 10 << 30, 312_500)
     second = GpuUsage("0000:fd:00.0", 0)
     guests = [GuestUsage(0, gpus=(first, second)), GuestUsage(1, gpus=(first,))]
-    monkeypatch.setattr(sofar, "measure", lambda _: {generation: guests})
+    monkeypatch.setattr(sofar, "measure", lambda _: {Generation(7, 0, "0123abcd"): guests})
     monkeypatch.setattr(healthcheck, "reconcile", lambda *args, **options: [])
     assert healthcheck.run(config) == 0
     found = parsed((Path(config.host.metrics_folder) / "vhpc.prom").read_text())
-    assert {key: value for key, value in found.items() if "_gpu_" in key[0]} == {
-        ("vhpc_node_gpu_busy_ratio", (("gpu", "3"),)): 0,
-        ("vhpc_node_gpu_busy_ratio", (("gpu", "1"),)): 0.834,
-        ("vhpc_node_gpu_peak_memory_bytes", (("gpu", "1"),)): 10 * 2**30,
-        ("vhpc_node_gpu_power_watts", (("gpu", "1"),)): 312.5,
-    }
+    busy, memory, power = (
+        f"vhpc_node_gpu_{name}" for name in ("busy_ratio", "peak_memory_bytes", "power_watts")
+    )
+    known = {(name, labels[0][1]): value for (name, labels), value in found.items() if "_gpu_" in name}
+    assert known == {(busy, "3"): 0, (busy, "1"): 0.834, (memory, "1"): 10 * 2**30, (power, "1"): 312.5}
 
 
 def of_somebody_else(folder: Path) -> None:
