@@ -40,6 +40,13 @@ def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[V
         yield started
 
 
+def states_of(process: subprocess.Popen[str] | None) -> set[str]:
+    """The states of all threads of a process: proc(5), behind the name in brackets."""
+    assert process is not None
+    stats = Path(f"/proc/{process.pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(") ")[2][0] for stat in stats}
+
+
 def quiet(vhpcd: Vhpcd, seconds: float) -> None:
     """Wait until vhpcd has not audited the fabric for so long: an audit follows a change by a second.
 
@@ -109,6 +116,8 @@ def test_a_changed_file_is_put_back_before_opensm_reads_it(
 def test_a_change_that_opensm_has_read_is_repaired_at_once(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     assert vhpcd.process is not None
     vhpcd.process.send_signal(signal.SIGSTOP)  # so that OpenSM is sooner
+    # The other threads continue until the one that gets the signal has a CPU: one of them restores the file.
+    wait_for(lambda: states_of(vhpcd.process) == {"T"}, "vhpcd does not stop")
     try:
         fabric.replace(OPENING)
 

@@ -205,7 +205,7 @@ class SimulatedFabric:
     def sweep(self) -> None:
         """Let opensm sweep now, and wait for the end of a sweep, which may have begun before.
 
-        A signal during the discovery of a sweep is lost: the flag that it sets is reset behind that.
+        A signal that comes when another sweep begins is lost: that resets the flag which the signal sets.
         """
         before, sent = self.sweeps(), 0.0
 

@@ -65,7 +65,7 @@ def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservati
         NodeError: a journal is damaged, so its guests' reservations are unknown.
     """
     return tuple(
-        entry.read(Reservation)
+        _read(layout, generation, entry)
         for generation, entry in Reservations().entries(layout)
         if generation != excluding
     )
@@ -87,3 +87,11 @@ def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _read(layout: Layout, generation: Generation, entry: Entry) -> Reservation:
+    try:
+        return entry.read(Reservation)
+    except NodeError as err:
+        path = layout.journals / f"{generation}.jsonl"
+        raise NodeError(f"journal {path} is damaged", err.why, "check the resources in it manually") from err
