@@ -7,6 +7,8 @@ its methods; a Struct of msgspec costs a fortieth.  Hooks import a hundred and m
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -34,3 +36,22 @@ class Record(Struct, frozen=True):
     """A frozen Struct for ``dataclasses.replace``, ``asdict`` and ``fields``, whose use mypy checks."""
 
     __dataclass_fields__ = _Fields()
+
+
+def prepare() -> None:
+    """Have msgspec examine all classes of records that are imported, before threads use them.
+
+    It does so when a class is decoded for the first time; two threads that do this at once crash the process.
+    """
+    from msgspec.json import Decoder
+
+    for kind in _below(Struct):
+        # what msgspec cannot decode, nothing decodes
+        with contextlib.suppress(TypeError, NameError):
+            Decoder(kind)
+
+
+def _below(kind: type[Struct]) -> Iterator[type[Struct]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _below(one)

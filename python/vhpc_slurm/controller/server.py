@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import os
 import pwd
@@ -18,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vhpc_slurm import __version__, loglines
+from vhpc_slurm import __version__, loglines, record
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.controller.api.authority import Authority
@@ -224,6 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"vhpcd {__version__}")
     options = parser.parse_args(arguments)
     loglines.to_stderr("%(levelname)s %(message)s")
+    faulthandler.enable(2)  # the log of a crash in C has the lines of Python that led to it
+    record.prepare()
     os.umask(0o077)
     try:
         config = load(options.config)

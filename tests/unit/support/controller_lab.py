@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pace import limit
+from vhpc_slurm import record
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import Network
@@ -51,6 +52,7 @@ from vhpc_slurm.model import (
 
 HAVE_MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
 NOBODY = 65534
+record.prepare()  # tests have clients in several threads
 
 # munged asks the clock with time(2) only; this moves it for one munged.
 _SHIFT = """
