@@ -36,10 +36,8 @@ with socket.create_server((sys.argv[1], int(sys.argv[2]))) as listener:
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
 
-# Prints the status of the setup and what comes back for each argument; with "-" it then waits for the end.
-CLIENT = """
-import os, socket, struct, sys
-
+# The entries of an authority file: family, address, display, name and data of each.
+ENTRIES = """
 def entries(data):
     def take(count):
         nonlocal data
@@ -48,6 +46,11 @@ def entries(data):
     number = lambda: int.from_bytes(take(2), "big")
     while data:
         yield number(), *(take(number()) for _ in range(4))
+"""
+
+# Prints the status of the setup and what comes back for each argument; with "-" it then waits for the end.
+CLIENT = f"""{ENTRIES}
+import os, socket, struct, sys
 
 host, _, rest = os.environ["DISPLAY"].rpartition(":")
 number = rest.partition(".")[0]

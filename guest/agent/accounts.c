@@ -30,7 +30,7 @@ static bool has_id(const char *line, uint32_t id)
     return p != NULL && strtoul(p, NULL, 10) == id;
 }
 
-/* The first line of this name, to be freed; NULL if there is none. */
+/* The first line of this name, to be freed; NULL if no line has it. */
 static char *find(const char *path, const char *name)
 {
     char *line = NULL;

@@ -55,7 +55,7 @@ struct session {
     uint32_t links; /* link.h: connections that are relayed */
     struct session_pmi pmi;
     struct x11_server *x11; /* NULL = none */
-    int x11_error;          /* errno: why there is none although the EXEC names one */
+    int x11_error;          /* errno: why the display that the EXEC names is not served */
 };
 
 struct link;       /* link.h */

@@ -190,8 +190,12 @@ static int start(struct gpus *g, struct gpu_reader *reader, const char *sysfs, c
     pid_t parent = getpid();
     if (program < 0)
         return program;
-    if (pipe2(end, O_CLOEXEC) < 0)
-        return -errno;
+    if (pipe2(end, O_CLOEXEC) < 0) {
+        int rc = -errno;
+        if (library != NULL)
+            (void)close(program);
+        return rc;
+    }
     (void)fcntl(end[0], F_SETFL, O_NONBLOCK);
     reader->pid = fork();
     if (reader->pid == 0) {

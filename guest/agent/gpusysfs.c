@@ -12,7 +12,7 @@
 
 enum { NVIDIA = 0x10de, AMD = 0x1002, INTEL = 0x8086, DISPLAY = 0x03, ACCELERATOR = 0x12 };
 
-/* The number in the first file with this pattern; false if there is none. */
+/* The number in the first file with this pattern; false without such a file or number. */
 static bool number_of(const char *device, const char *pattern, int base, uint64_t *out)
 {
     char path[512], text[32], *end;
@@ -127,8 +127,7 @@ size_t gpu_sysfs_round(struct gpu_sysfs *g, long long now, struct gpu_record *ou
         return 0;
     while (count < most && (address = next_gpu(all, g->root, path, sizeof path, &maker)) != NULL) {
         struct gpu_record r = {0};
-        struct gpu_before *b = before_of(g, address);
-        if (maker == NVIDIA || b == NULL)
+        if (maker == NVIDIA)
             continue;
         (void)snprintf(r.address, sizeof r.address, "%s", address);
         if (number_of(path, "gpu_busy_percent", 10, &value))
@@ -138,7 +137,8 @@ size_t gpu_sysfs_round(struct gpu_sysfs *g, long long now, struct gpu_record *ou
         if (number_of(path, "hwmon/hwmon*/power1_average", 10, &value) ||
             number_of(path, "hwmon/hwmon*/power1_input", 10, &value))
             put(&r, GPU_POWER, value / 1000); /* microwatts */
-        if (maker == INTEL)
+        struct gpu_before *b = maker == INTEL ? before_of(g, address) : NULL;
+        if (b != NULL)
             growth(path, b, now, &r);
         if (r.has != 0)
             out[count++] = r;

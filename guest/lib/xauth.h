@@ -26,8 +26,8 @@ struct x11_display {
 /* "localhost:N" or "localhost:N.SCREEN", with N up to 65535: Slurm's value of DISPLAY. */
 bool xauth_display(const char *text, uint16_t *number);
 /*
- * The cookie of this display on this host: the first entry that libXau would take. False if there
- * is none, or if it has another length.
+ * The cookie of this display on this host, in the first entry that libXau would take. False without
+ * such an entry, or if its cookie has another length.
  */
 bool xauth_find(const uint8_t *data, size_t len, const char *host, struct x11_display *display);
 /* The bytes of an entry that is valid for any name of the host; returns their number. */

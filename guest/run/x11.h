@@ -16,9 +16,9 @@ struct x11 {
 };
 
 /*
- * Find the display that Slurm forwards to this node, and describe it in spec. There is none unless
- * a socket of this user listens on a port that Slurm uses for X11: a DISPLAY of a login shell stays
- * as it is. One line on stderr if the display has no cookie.
+ * Find the display that Slurm forwards to this node, and describe it in spec: a socket of this user
+ * must listen on its port, one of Slurm's for X11. Any other DISPLAY, such as that of a login
+ * shell, stays as it is. One line on stderr if the display has no cookie.
  */
 void x11_prepare(struct x11 *x, struct execspec *spec);
 /* The agent has started the program: one line on stderr if the guest has no relay. */

@@ -38,14 +38,14 @@ class Record(Struct, frozen=True):
     __dataclass_fields__ = _Fields()
 
 
-def prepare() -> None:
-    """Have msgspec examine all classes of records that are imported, before threads use them.
+def prepare(*kinds: type[Struct]) -> None:
+    """Have msgspec examine classes of records before threads decode them; without any, all that are imported.
 
     It does so when a class is decoded for the first time; two threads that do this at once crash the process.
     """
     from msgspec.json import Decoder
 
-    for kind in _below(Struct):
+    for kind in kinds or _below(Struct):
         # what msgspec cannot decode, nothing decodes
         with contextlib.suppress(TypeError, NameError):
             Decoder(kind)

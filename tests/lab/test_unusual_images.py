@@ -68,7 +68,7 @@ def own_init(lab: Lab, plain: str) -> str:
     return "own/own-init"
 
 
-def test_directories_that_nobody_may_write_to_are_no_fault(lab: Lab, plain: str) -> None:
+def test_an_image_with_read_only_directories_runs_jobs(lab: Lab, plain: str) -> None:
     job = lab.finish(LOOK, "-n1", "--chdir=/home/alice", image=plain)
     assert job.output().splitlines() == SEEN
     assert job.accounted() == ["COMPLETED", "0:0"]

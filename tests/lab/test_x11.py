@@ -11,7 +11,7 @@ import pytest
 from cluster import IMAGE, NODES, Lab
 from injection import settled
 
-from x11_programs import CLIENT, COOKIE, SERVER, authority
+from x11_programs import CLIENT, COOKIE, ENTRIES, SERVER, authority
 
 pytestmark = pytest.mark.lab
 
@@ -21,21 +21,14 @@ HOSTS = ("ctl", "login", *NODES)
 SETTINGS = "s|^ProctrackType=.*|ProctrackType=proctrack/pgid|; s|^PrologFlags=.*|&,X11|"
 XAUTH = "/usr/bin/xauth"
 # The lab lacks xauth(1). Slurm calls: list DISPLAY; -v -f FILE source COMMANDS; -v -f FILE remove NAME.
-XAUTH_STAND_IN = """#!/usr/bin/env python3
+XAUTH_STAND_IN = (
+    f"#!/usr/bin/env python3\n{ENTRIES}"
+    + """
 import os, sys
 words = [word for word in sys.argv[1:] if word != "-v"]
 path = os.environ.get("XAUTHORITY") or os.path.expanduser("~/.Xauthority")
 if words[0] == "-f":
     path, words = words[1], words[2:]
-
-def entries(data):
-    def take(count):
-        nonlocal data
-        taken, data = data[:count], data[count:]
-        return taken
-    number = lambda: int.from_bytes(take(2), "big")
-    while data:
-        yield number(), *(take(number()) for _ in range(4))
 
 def entry(name, kind, cookie):
     host, _, display = name.partition("/unix:")
@@ -58,6 +51,7 @@ else:
     with open(path, "wb") as file:
         file.writelines(entry(named(found), found[3].decode(), found[4].hex()) for found in kept)
 """
+)
 
 
 def restart(lab: Lab) -> None:

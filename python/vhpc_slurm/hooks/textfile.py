@@ -77,7 +77,7 @@ def write(
 
 
 def _gpus(gauge: Callable[..., Gauge], gpus: Mapping[int, GpuUsage]) -> None:
-    """What their drivers in the guests say; a guest that lacks a figure has no row of it."""
+    """The figures that drivers in the guests have counted; one that is not known has no row."""
     busy = gauge("gpu_busy_ratio", "Mean use of a GPU since its guest began.", ("gpu",))
     memory = gauge("gpu_peak_memory_bytes", "Most memory of a GPU in use since its guest began.", ("gpu",))
     power = gauge("gpu_power_watts", "Mean power of a GPU since its guest began.", ("gpu",))

@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm import record
 from vhpc_slurm.cli.web import sockets
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, UserError
@@ -113,6 +114,7 @@ def _check_user(config: Config) -> None:
 
 
 def _serve(config: Config, access: guard.Access, listener: socket.socket) -> int:
+    record.prepare()  # the asker's threads decode answers
     asker = Asker()
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
     server = BoundedServer(

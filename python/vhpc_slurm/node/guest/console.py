@@ -77,7 +77,7 @@ def last_words(path: Path) -> str:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """What the kernel's first oops says of itself, in brackets; empty if there is none."""
+    """The exception and the place of the kernel's first oops, in brackets; empty without an oops."""
     texts = [_STAMP.sub("", line).strip() for line in lines]
     first = next((number for number, text in enumerate(texts) if _FIRST_OOPS in text), None)
     if first is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 
+from vhpc_slurm import record
 from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation
@@ -15,6 +16,7 @@ from vhpc_slurm.node import finding
 from vhpc_slurm.node.devices import assignment, classes
 from vhpc_slurm.node.devices.assignment import HeldDevice
 from vhpc_slurm.node.devices.device_class import DeviceClass, HostState
+from vhpc_slurm.node.devices.quarantine import QuarantineRecord
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.resource.protocol import Resource, Result
@@ -75,6 +77,7 @@ class AssignedDevice(Resource):
         def clear_lane(lane: list[Entry]) -> list[Result]:
             return [self.release_one(layout, generation, entry) for entry in lane]
 
+        record.prepare(HeldDevice, QuarantineRecord)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
                 yield from ended.result()

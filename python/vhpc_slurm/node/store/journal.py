@@ -128,7 +128,7 @@ class Journal:
         return entry
 
     def announce(self, kind: str, key: str, data: Record) -> Entry:
-        """``acquire`` with the fields of a record; those with their defaults are left out if it says so."""
+        """``acquire`` with the fields of a record."""
         return self.acquire(kind, key, **msgspec.to_builtins(data))
 
     def update(self, key: str, **data: Any) -> None:

@@ -71,7 +71,7 @@ def test_a_library_that_failed_has_one_line() -> None:
 
 
 @pytest.mark.parametrize("address", [b"", b"0000:05:00", b"0000:05:00.0\n", b"zzzz:05:00.0"])
-def test_an_address_that_is_none_is_refused(address: bytes) -> None:
+def test_an_invalid_address_of_a_gpu_is_refused(address: bytes) -> None:
     with pytest.raises(ChannelError):
         asked(gpu(address))
 
