@@ -25,3 +25,11 @@ def name(case: ElementTree.Element) -> str:
     where = (case.get("classname") or "").removeprefix("tests.")
     test = (case.get("name") or "").split("@", maxsplit=1)[0]
     return f"{where}::{test}" if where and where != test else test
+
+
+def message(case: ElementTree.Element, width: int = 200) -> str:
+    """The first lines of why a test has failed, as one line of at most ``width`` characters."""
+    found = case.find("failure")
+    found = found if found is not None else case.find("error")
+    words = "" if found is None else " ".join((found.get("message") or found.text or "").split())
+    return words if len(words) <= width else f"{words[: width - 1]}…"

@@ -149,6 +149,8 @@ def without_retries(text: str) -> str:
 class Lab:
     """Hosts of the lab."""
 
+    _newest = 0
+
     @cached_property
     def _commands(self) -> HostCommands:
         return HostCommands()
@@ -211,7 +213,20 @@ class Lab:
         done = self.run(
             "login", "sbatch", "--parsable", *vhpc, *options, user=user, stdin=f"#!/bin/sh\n{script}\n"
         )
-        return Job(self, int(done.out.strip()), user)
+        job = Job(self, int(done.out.strip()), user)
+        self._is_new(job)
+        return job
+
+    def _is_new(self, job: Job) -> None:
+        """Fail if slurmctld counts jobs anew: the outputs of older jobs would be taken for new ones."""
+        newest, self._newest = self._newest, max(self._newest, job.id)
+        if job.id > newest:
+            return
+        log = self.run("ctl", "tail", "-n", "40", "/var/log/slurm/slurmctld.log", check=False).out
+        raise AssertionError(
+            f"job {job.id} came after job {newest}: slurmctld has lost its state;"
+            f" hosts: {vlab_status()['hosts']}\n{log}"
+        )
 
     def finish(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
         """Submit and wait for the end."""
