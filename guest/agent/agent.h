@@ -101,6 +101,7 @@ struct agent {
     struct usage_table usage;
     uint64_t memory_mib; /* memory.h: that programs can use; 0 = no program has started */
     struct gpus gpus;
+    pid_t locks; /* process of locks.h; 0 = none */
 };
 
 /* host.c */
@@ -241,6 +242,8 @@ _Noreturn void system_poweroff(void);
  * has to stop.
  */
 int port_open(struct agent *a, const char *path);
+/* Path of the virtio-serial port with this name; false: there is none. */
+bool port_find(const char *name, char *path, size_t size);
 
 /*
  * sbcast.c: the arguments of the srun that does what this sbcast asks for, with standard input set

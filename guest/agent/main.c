@@ -21,6 +21,7 @@
 #include "memory.h"
 #include "reach.h"
 #include "link.h"
+#include "locks.h"
 #include "rootfiles.h"
 #include "version.h"
 
@@ -167,6 +168,8 @@ static int run(struct agent *a, const char *port, int fd)
     while (rc == 0 && !a->stopping) {
         int host = fd >= 0 ? fd : port_open(a, port);
         rc = host < 0 ? host : host_open(a, host, fd < 0);
+        if (rc == 0 && a->system && a->locks == 0)
+            locks_start(a); /* before the first program; its port has got its name before */
         if (rc == 0)
             rc = serve(a);
         end_sessions(a);

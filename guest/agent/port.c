@@ -12,7 +12,7 @@
 
 enum { RETRY_MS = 20 };
 
-static bool has_name(const char *port)
+static bool has_name(const char *port, const char *wanted)
 {
     char path[300], name[64] = "";
     (void)snprintf(path, sizeof path, "/sys/class/virtio-ports/%.200s/name", port);
@@ -24,17 +24,17 @@ static bool has_name(const char *port)
     if (n <= 0)
         return false;
     name[strcspn(name, "\n")] = '\0';
-    return strcmp(name, VHPC_PORT_NAME) == 0;
+    return strcmp(name, wanted) == 0;
 }
 
-static bool find_port(char *path, size_t size)
+bool port_find(const char *name, char *path, size_t size)
 {
     bool found = false;
     DIR *dir = opendir("/sys/class/virtio-ports");
     if (dir == NULL)
         return false;
     for (struct dirent *e; !found && (e = readdir(dir)) != NULL;) {
-        found = e->d_name[0] != '.' && has_name(e->d_name);
+        found = e->d_name[0] != '.' && has_name(e->d_name, name);
         if (found)
             (void)snprintf(path, size, "/dev/%.200s", e->d_name);
     }
@@ -57,7 +57,7 @@ int port_open(struct agent *a, const char *path)
     char found[256];
     int fd = -1;
     while (fd < 0) {
-        if (path != NULL || find_port(found, sizeof found))
+        if (path != NULL || port_find(VHPC_PORT_NAME, found, sizeof found))
             fd = open(path != NULL ? path : found, O_RDWR | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0 && path != NULL && errno != ENOENT && errno != EBUSY)
             return -errno;

@@ -21,6 +21,7 @@
 #include "topology.h"
 #include "fabric.h"
 #include "link.h"
+#include "locks.h"
 #include "x11.h"
 
 static int refuse(struct session *s, int number, const char *what)
@@ -120,6 +121,7 @@ void sessions_reap(struct agent *a)
     for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &used)) > 0;) {
         ssh_reaped(a, pid);
         gpus_reaped(&a->gpus, pid, status);
+        locks_reaped(a, pid);
         for (struct session *s = a->sessions; s != NULL; s = s->next)
             if (s->started && s->task.pid == pid && !s->task.reaped) {
                 s->max_rss = (uint64_t)used.ru_maxrss * 1024;

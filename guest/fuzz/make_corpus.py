@@ -230,6 +230,24 @@ PMI = {
     "no-length": bytes([0, 0, 9]) + INIT_2 + b"-12   cmd=x;",
 }
 
+
+def lock(
+    op: int, kind: int = 0, mode: int = 0, *, file: int = 0, inode: int = 0, text: bytes = b"home0\0.\0"
+) -> bytes:
+    """One request to vhpc-locks for bytes 1 to 5; the inode can hardly be that of a file."""
+    length = 40 + len(text)
+    return struct.pack("<IIBBBBIQQQ", length, 9, op, kind, mode, 0, file, inode, 1, 5) + text
+
+
+LOCKS = {
+    "hello": lock(1, file=1, text=b""),
+    "set": lock(2, 0, 2) + lock(2, 1, 1, text=b"home0\0passwd\0") + lock(3, 0, 1) + lock(4, text=b""),
+    "outside": lock(2, text=b"home0\0../etc/passwd\0") + lock(2, text=b"site1\0.\0"),
+    "one-text": lock(2, text=b"home0\0"),
+    "file-number": lock(4, file=4096, text=b""),
+    "reply": struct.pack("<IIIIQQ", 45, 1, 0, 0, 0, 0) + b"cluster home0",
+}
+
 IMAGE_ENVIRONMENTS = {
     "good": b"1PATH=/opt/bin:/bin\n# a comment\n\nGREETING=hello world\n",
     "list": b"0my.conf=/etc/x\0F%%=() {\n}\0",
@@ -280,6 +298,7 @@ def main() -> None:
         ("host", FROM_HOST),
         ("imageenv", IMAGE_ENVIRONMENTS),
         ("pmi", PMI),
+        ("locks", LOCKS),
         ("xauth", AUTHORITIES),
     ):
         folder = root / side

@@ -101,8 +101,8 @@ def _builder() -> dict[str, Path]:
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:
     guest = (
-        *("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi"),
-        *("prolog-slurmctld", "epilog-slurmctld"),
+        *("vhpc-run", "vhpc-shim", "vhpc-locks", "vhpc-sbcast", "vhpc-confine"),
+        *("vhpc-measure", "vhpc-measure-mpi", "prolog-slurmctld", "epilog-slurmctld"),
     )
     # loads only in the Slurm whose headers it was built with: one build folder per system tree
     folder = _build_folder(rootfs)

@@ -66,7 +66,7 @@ def processes() -> list[str]:
     found = []
     for proc in Path("/proc").glob("[0-9]*"):
         words = text(proc / "cmdline").replace("\0", " ")
-        if re.match(r"\S*(qemu-system|virtiofsd|vhpc-shim|vhpc-run)", words):
+        if re.match(r"\S*(qemu-system|virtiofsd|vhpc-locks|vhpc-shim|vhpc-run)", words):
             found.append(f"{proc.name} {words[:80]}")
     return found
 

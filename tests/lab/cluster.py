@@ -218,7 +218,7 @@ class Lab:
         return job
 
     def _is_new(self, job: Job) -> None:
-        """Fail if slurmctld counts jobs anew: the outputs of older jobs would be taken for new ones."""
+        """Fail if slurmctld begins again with job ids: outputs of older jobs would be taken for new ones."""
         newest, self._newest = self._newest, max(self._newest, job.id)
         if job.id > newest:
             return

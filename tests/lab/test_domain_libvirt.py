@@ -166,13 +166,15 @@ def compare(path: Path, of_type: dict[str, str]) -> None:
     assert expanders == [
         int(target.attrib["busNr"]) for target in domain.iterfind("devices/controller/target[@busNr]")
     ]
-    ports = [device["bus"] for device in made if device["driver"] == "vfio-pci"]
+    buses = [device["bus"] for device in made if device["driver"] == "vfio-pci"]
     planned = [address.attrib["bus"] for address in domain.iterfind("devices/hostdev/address")]
-    assert ports == [f"pci.{int(bus, 16)}" for bus in planned]
+    assert buses == [f"pci.{int(bus, 16)}" for bus in planned]
 
     interrupts(domain, words, made, of_type["version"])
 
     shares = [value for value in values(words, "-device") if "vhost-user-fs-pci" in value]
     assert len(shares) == len(domain.findall("devices/filesystem"))
+    ports = [device["name"] for device in made if device["driver"] == "virtserialport"]
+    assert ports == [target.attrib["name"] for target in domain.iterfind("devices/channel/target")]
     (sandbox,) = values(words, "-sandbox")
     assert {"on", "elevateprivileges=deny", "spawn=deny", "resourcecontrol=deny"} <= set(sandbox.split(","))

@@ -67,6 +67,7 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
     ("program", "said"),
     [
         ("virtiofsd", r"the daemon of shared folder \w+"),
+        ("vhpc-locks", "the lock daemon of the shared folders"),
         ("vhpc-shim", "vhpc-shim"),
     ],
 )
@@ -96,11 +97,12 @@ def test_a_time_limit_that_ends_a_boot_is_explained(lab: Lab) -> None:
 NOISE = "for i in $(seq 500); do echo $i; sleep 0.2; done"
 
 
-def test_a_killed_daemon_of_a_shared_folder_ends_the_job(lab: Lab) -> None:
-    """The guest itself would wait for the folder without end."""
+@pytest.mark.parametrize("program", ["virtiofsd", "vhpc-locks"])
+def test_a_killed_daemon_of_a_shared_folder_ends_the_job(lab: Lab, program: str) -> None:
+    """The guest itself would wait for the folder, or a lock, without end."""
     job = lab.submit(f"echo up; touch ~/x; {NOISE}", "-w", "n1")
     runs(lab, job)
-    lab.run("n1", "pkill", "-9", "-x", "-n", "virtiofsd")
+    lab.run("n1", "pkill", "-9", "-x", "-n", program)
     assert job.wait(timeout=60) == "FAILED"
     one_line(job, GONE + r" \(the daemon of a shared folder has ended\)$")
     settled(lab)

@@ -48,7 +48,7 @@ for path in glob.glob("/proc/[0-9]*"):
         name, uid = os.path.basename(words[0]).decode(), os.stat(path).st_uid
     except OSError:
         continue
-    if not (name.startswith("qemu-system") or name in ("virtiofsd", "vhpc-shim", "vhpc-run")):
+    if not (name.startswith("qemu-system") or name in ("virtiofsd", "vhpc-locks", "vhpc-shim", "vhpc-run")):
         continue
     pid = int(path[6:])
     if uid == os.getuid() != 0:
@@ -85,7 +85,7 @@ def attack(lab: Lab, job: Job) -> str:
     kinds = [line.split(" ", 1) for line in found.splitlines()]
     sockets = [path for kind, path in kinds if kind == "s"]
     files = [path for kind, path in kinds if kind == "f" and path != f"{run}/state"]
-    assert len(sockets) >= 4, found  # run.sock, agent.sock, two shares
+    assert len(sockets) >= 5, found  # run.sock, agent.sock, locks.sock, two shares
     assert any(path.endswith("console.log") for path in files), found
     files += lab.run(
         "n1", "find", "/var/lib/vhpc/journal", "/run/vhpc/uids", "/run/vhpc/locks", "-type", "f"
@@ -101,7 +101,7 @@ def attack(lab: Lab, job: Job) -> str:
 
 def nothing_reached(out: str) -> None:
     assert out.endswith("tried as 2002\n"), out
-    assert {"saw virtiofsd", "saw vhpc-shim"} <= set(out.splitlines()), out
+    assert {"saw virtiofsd", "saw vhpc-locks", "saw vhpc-shim"} <= set(out.splitlines()), out
     assert "reached" not in out, out
 
 
@@ -148,7 +148,7 @@ def test_images_are_root_s_alone_to_write(lab: Lab, victim: Job) -> None:
 @pytest.mark.promise("attack.qemu")
 def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
     script = (
-        "for p in $(pgrep -f '^[^ ]*(qemu-system|virtiofsd|vhpc-shim|vhpc-run)'); do"
+        "for p in $(pgrep -f '^[^ ]*(qemu-system|virtiofsd|vhpc-locks|vhpc-shim|vhpc-run)'); do"
         " echo $(tr '\\0' ' ' < /proc/$p/cmdline | cut -d' ' -f1 | xargs basename)"
         " $(grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' /proc/$p/status |"
         " awk '{print $1 $2}'); done"
@@ -163,12 +163,12 @@ def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
             assert fields["CapEff"] == fields["CapPrm"] == fields["CapAmb"] == none, (name, fields)
             if name != "vhpc-run":  # as Slurm starts any task
                 assert fields["NoNewPrivs"] == "1", (name, fields)
-            if name in ("virtiofsd", "vhpc-shim"):
+            if name in ("virtiofsd", "vhpc-locks", "vhpc-shim"):
                 assert fields["CapBnd"] == none, (name, fields)
     (qemu,) = seen["qemu-system-x86_64"]
     assert qemu["Seccomp"] == "2"
     assert 700000 <= int(qemu["Uid"]) < 701024
-    assert {fields["Uid"] for fields in seen["virtiofsd"]} == {"2001"}
+    assert {fields["Uid"] for fields in (*seen["virtiofsd"], *seen["vhpc-locks"])} == {"2001"}
     assert {fields["Uid"] for fields in seen["vhpc-shim"]} == {qemu["Uid"]}
 
 

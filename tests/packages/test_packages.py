@@ -58,6 +58,7 @@ def test_lintian_has_no_complaint(packages: Path) -> None:
 def test_each_file_is_where_slurm_and_systemd_look(report: Path) -> None:
     assert "/usr/lib/x86_64-linux-gnu/slurm-wlm/vhpc.so" in files(report, "vhpc-spank-plugin")
     node = {f"/usr/libexec/vhpc/{name}" for name in ("prolog", "epilog", "healthcheck", "hook-paths")}
+    node |= {f"/usr/libexec/vhpc/vhpc-{name}" for name in ("confine", "locks", "run", "shim")}
     assert node <= files(report, "vhpc-node")
     controller = {"/usr/sbin/vhpcd", "/usr/lib/systemd/system/vhpcd.service"}
     hooks = {f"/usr/libexec/vhpc/{name}" for name in ("prolog-slurmctld", "epilog-slurmctld", "vhpc-hookd")}

@@ -100,8 +100,8 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     helper_memory_mib: Annotated[
         int,
         documented(
-            "memory that the helper processes of a guest (virtiofsd, vhpc-shim) may use, in MiB; the kernel "
-            "ends processes that exceed it",
+            "memory that the helper processes of a guest (virtiofsd, vhpc-locks, vhpc-shim) may use, in MiB; "
+            "the kernel ends processes that exceed it",
             ge=64,
         ),
     ] = 1024

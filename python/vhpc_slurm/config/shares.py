@@ -12,6 +12,8 @@ from vhpc_slurm.config.setting import documented
 
 CachePolicy = Literal["auto", "always", "never"]
 """Values of virtiofsd's option --cache that vhpc uses."""
+LockPolicy = Literal["cluster", "guest", "refuse"]
+"""Where a lock of a program in a guest holds: on all hosts, in its guest alone, or nowhere (ENOLCK)."""
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,6 +46,25 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "opens the file"
         ),
     ] = ()
+    locks: Annotated[
+        LockPolicy,
+        documented(
+            "where locks (flock(2), fcntl(2)) of programs in guests hold. cluster: on all hosts, as far as "
+            "the file system itself has such locks; a process on the node with the user's rights, "
+            "vhpc-locks, takes each lock on the node's file. guest: within one guest only. refuse: "
+            "nowhere, programs get ENOLCK"
+        ),
+    ] = "cluster"
+    locks_guest: Annotated[
+        tuple[str, ...],
+        documented(
+            "folders with `locks` = guest, whatever `locks` says. It applies to all shares at or below these "
+            "folders; of several listed folders the innermost counts"
+        ),
+    ] = ()
+    locks_refuse: Annotated[
+        tuple[str, ...], documented("folders with `locks` = refuse, in the same way as `locks_guest`")
+    ] = ()
     threads: Annotated[
         int,
         documented(
@@ -64,12 +85,24 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         for path in self.cache_always:
             if self._is_uncached(PurePosixPath(path)):
                 raise ValueError(f"{path} is in cache_always, and in or below a folder of cache_never")
+        guest, refuse = (set(map(PurePosixPath, paths)) for paths in (self.locks_guest, self.locks_refuse))
+        if both := sorted(guest & refuse):
+            raise ValueError(f"{both[0]} is in locks_guest and in locks_refuse")
 
     def cache_of(self, path: str) -> CachePolicy:
         """Which --cache a share of this path gets."""
         if path in self.cache_always:
             return "always"
         return "never" if self._is_uncached(PurePosixPath(path)) else "auto"
+
+    def locks_of(self, path: str) -> LockPolicy:
+        """Where locks in a share of this path hold."""
+        for folder in (PurePosixPath(path), *PurePosixPath(path).parents):
+            if folder in map(PurePosixPath, self.locks_guest):
+                return "guest"
+            if folder in map(PurePosixPath, self.locks_refuse):
+                return "refuse"
+        return self.locks
 
     def _is_uncached(self, path: PurePosixPath) -> bool:
         return any(path.is_relative_to(folder) for folder in self.cache_never)

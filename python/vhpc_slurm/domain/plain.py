@@ -11,7 +11,7 @@ Why they are as they are:
 - ``rng``: the host's non-blocking generator, so that a guest's boot does not wait for entropy.
 - ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; the ISA device,
   because the PCI one needs libvirt 9.1.
-- ``serial_ports``: one for the agent and port 0, which is for consoles.  libvirt's default of 31 ports
+- ``serial_ports``: the channels, and port 0, which is for consoles.  libvirt's default of 31 ports
   has 64 queues, and QEMU's main loop, on the way of each packet, polls a descriptor for each of them.
 - ``security``: QEMU under a uid of this guest alone, so that an escape finds no files or processes of
   other guests.  Numeric ids need no passwd entry.  libvirt gives sockets, kernel and initrd to that uid
@@ -26,6 +26,7 @@ from vhpc_slurm.record import Record
 
 PORT_NAME = "org.vhpc.agent.0"
 SERIAL_PORTS = 2
+"""Without the port for locks."""
 
 
 class PlainContext(Record, frozen=True):
@@ -52,7 +53,7 @@ def context(spec: DomainSpec) -> PlainContext:
         port_name=PORT_NAME,
         console_log=spec.guest.paths.console_log,
         serial_slot=slots.SERIAL,
-        serial_ports=SERIAL_PORTS,
+        serial_ports=SERIAL_PORTS + spec.running.has_locks,
         rng_slot=slots.RNG,
         uid=spec.running.uid,
         gid=spec.gid,

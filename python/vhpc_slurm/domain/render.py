@@ -19,6 +19,7 @@ from vhpc_slurm.domain import (
     hostdev,
     identity,
     iommu,
+    locks,
     memory,
     nat,
     nic,
@@ -61,6 +62,8 @@ DEVICES = (
     Concern("nic", nic.context),
     Concern("nat", nat.context),
     Concern("site", site.context),
+    # before the agent's, so that this port has its name when the agent finds its own
+    Concern("locks", locks.context),
     Concern("channel", plain.context),
     Concern("console", plain.context),
     Concern("rng", plain.context),

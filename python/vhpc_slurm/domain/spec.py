@@ -95,6 +95,8 @@ class DomainSpec(Record, frozen=True):
         for share in shares:
             _check("share tag", share.tag, SHARE_TAG)
             check_socket(f"socket of share {share.tag}", paths.share_socket(share.tag))
+        if self.running.has_locks:
+            check_socket("socket of the lock daemon", paths.locks_socket)
         if len({share.tag for share in shares}) != len(shares):
             raise NodeError("two shares of a guest have the same tag")
         for device in guest.devices:

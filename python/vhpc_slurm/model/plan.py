@@ -59,7 +59,8 @@ class Share(Record, frozen=True):
     """A folder of the host, mounted in the guest at the same path.
 
     ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``,
-    ``cache`` is virtiofsd's policy: ``auto``, ``always`` or ``never``.
+    ``cache`` is virtiofsd's policy: ``auto``, ``always`` or ``never``; ``locks`` says where a lock on its
+    files holds: ``cluster`` (on all hosts), ``guest`` (in one guest), or ``refuse`` (nowhere).
     """
 
     tag: str
@@ -67,6 +68,7 @@ class Share(Record, frozen=True):
     read_only: bool
     why: str
     cache: str = "auto"
+    locks: str = "cluster"
 
 
 class GuestPaths(Record, frozen=True):
@@ -93,6 +95,11 @@ class GuestPaths(Record, frozen=True):
     def nat_socket(self) -> str:
         """Socket of the guest's passt, in a directory of its own."""
         return f"{self.run_dir}/nat/socket"
+
+    @property
+    def locks_socket(self) -> str:
+        """Socket of the lock daemon of the shared folders."""
+        return f"{self.run_dir}/locks.sock"
 
     def share_socket(self, tag: str) -> str:
         """Socket of the daemon that serves a share."""
@@ -288,6 +295,11 @@ class RunningGuest(Record, frozen=True):
     shares: tuple[Share, ...] = ()
     mtu: int = 0
     site_port: SitePort | None = None
+
+    @property
+    def has_locks(self) -> bool:
+        """Whether it has a lock daemon: for a share whose locks hold on all hosts, or are refused."""
+        return any(share.locks != "guest" for share in self.shares)
 
 
 class RunningNode(Record, frozen=True):

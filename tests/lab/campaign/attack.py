@@ -25,7 +25,7 @@ ATTACKER = "alice"
 JOB = "attacker"
 """Name of her jobs; those of the campaign begin with "c"."""
 PORT, FLOOD_S, PAUSE_S = "7633", 15, 8.0
-HELPERS = "virtiofsd|vhpc-confine|vhpc-shim"
+HELPERS = "virtiofsd|vhpc-locks|vhpc-confine|vhpc-shim"
 SEEN_S = 3.0
 """How late a campaign may see what slurmctld did."""
 DELAY_S = 5.0
@@ -50,7 +50,9 @@ while time.time() < end:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             name = open(f"/proc/{pid}/comm").read().strip()
-            if name not in ("virtiofsd", "vhpc-shim") or os.stat(f"/proc/{pid}").st_uid not in (0, mine):
+            if name not in ("virtiofsd", "vhpc-locks", "vhpc-shim"):
+                continue
+            if os.stat(f"/proc/{pid}").st_uid not in (0, mine):
                 continue
         except OSError:
             continue

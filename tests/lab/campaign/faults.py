@@ -62,7 +62,7 @@ class Fault:
     @property
     def stops_boots(self) -> bool:
         """Whether it can keep a guest from coming up, so that our line speaks of it and its console."""
-        parts = ("qemu", "virtiofsd", "shim", "passt", "prolog")
+        parts = ("qemu", "virtiofsd", "locks", "shim", "passt", "prolog")
         return self.role in parts or self.unit in ("libvirtd", "slurmd") or self.act == "reboot"
 
 
@@ -82,6 +82,7 @@ _ALL = (
     Fault("qemu-destroy", JOB, "destroy", "qemu", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT,
           needs_guest=True),
     Fault("virtiofsd-kill", JOB, "KILL", "virtiofsd", ends=(LINE,), delay_s=4, weight=2, drains=BROKEN_BOOT),
+    Fault("locks-kill", JOB, "KILL", "locks", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT),
     Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
     Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT,
           needs_guest=True),

@@ -42,7 +42,7 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
         found = re.match(r"slurmstepd: \[(\d+)\.(?!extern)", line)
     elif role == "step-stepd":
         found = re.match(r"slurmstepd: \[(\d+)\.\d", line)
-    elif role in ("virtiofsd", "shim", "passt"):
+    elif role in ("virtiofsd", "locks", "shim", "passt"):
         if Path(words[0]).name.removeprefix("vhpc-").removesuffix(".avx2") == role:
             found = re.match(r"(\d+)\.", environment(pid, "VHPC_GENERATION"))
     elif role == "run" and Path(f"/proc/{pid}/exe").readlink().name == "vhpc-run":

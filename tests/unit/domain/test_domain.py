@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_cases import CASES, DEVICES, FLAT, SHARES, spec
+from domain_cases import CASES, DEVICES, FLAT, RUN, SHARES, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,6 +267,34 @@ def test_a_socket_path_that_is_too_long_is_refused() -> None:
     assert spec(FLAT, agent_socket=path).guest.paths.agent_socket == path
     with pytest.raises(NodeError, match="at most 107"):
         spec(FLAT, agent_socket=path + "a")
+
+
+def test_a_share_whose_locks_leave_the_guest_gives_it_a_port() -> None:
+    def channels(*policies: str) -> dict[str, tuple[str, str]]:
+        shares = tuple(replace(SHARES[0], tag=f"site{n}", locks=policy) for n, policy in enumerate(policies))
+        domain = ET.fromstring(render(spec(FLAT, shares=shares)))
+        found = {}
+        for channel in domain.iterfind("devices/channel"):
+            target, source = channel.find("target"), channel.find("source")
+            assert target is not None
+            assert source is not None
+            found[target.attrib["name"]] = (source.attrib["mode"], source.attrib["path"])
+        controller = domain.find("devices/controller[@type='virtio-serial']")
+        assert controller is not None
+        assert controller.get("ports") == str(1 + len(found))  # port 0 is for consoles
+        return found
+
+    agent = {"org.vhpc.agent.0": ("bind", f"{RUN}/agent.sock")}
+    both = agent | {"org.vhpc.locks.0": ("connect", f"{RUN}/locks.sock")}
+    assert channels("guest", "cluster") == channels("refuse") == both
+    assert channels("guest", "guest") == channels() == agent
+
+
+def test_a_lock_daemons_socket_path_that_is_too_long_is_refused() -> None:
+    run_dir = "/run/" + "a" * 92
+    spec(FLAT, run_dir=run_dir[:-4])
+    with pytest.raises(NodeError, match=r"socket of the lock daemon .* has a path of 108 characters"):
+        spec(FLAT, run_dir=run_dir, shares=(replace(SHARES[0], tag="a"),))
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\0", "\u00e9", "a" * 1801])

@@ -132,9 +132,14 @@ class StillHelpers:
     hung_up: bool = False
     exhaustion: UserError | None = None
     closed: bool = False
+    absent: bool = False
+    with_locks: tuple[Share, ...] = ()
 
     def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
-        return tuple(wanted)
+        return () if self.absent else tuple(wanted)
+
+    def start_locks(self, served: Sequence[Share]) -> None:
+        self.with_locks = tuple(served)
 
     def start_passt(self, _command: Sequence[str]) -> None:
         pass

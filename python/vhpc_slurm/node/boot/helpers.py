@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper processes of one guest: a daemon for each shared folder, passt, and the shim of its channel."""
+"""The helper processes of one guest: a daemon for each shared folder, one for locks, passt, and the shim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import GuestPlan, NatInterface, Share
-from vhpc_slurm.node.guest import passt, shares
+from vhpc_slurm.node.guest import locks, passt, shares
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET
 from vhpc_slurm.node.host import confine, process, userlimits
 from vhpc_slurm.node.host.accounts import Account
@@ -30,6 +30,9 @@ from vhpc_slurm.node.store.layout import Layout
 NOBODY_GID = 65534
 SHIM_LEFT = (0, 3)
 """Exit statuses of a shim whose guest closed the channel, or broke its protocol (guest/shim/shim.h)."""
+NAMES = {passt.NAME: passt.NAME, locks.NAME: locks.CALLED}
+KEYS = {passt.NAME: "network.passt", locks.NAME: "shares.locks"}
+"""Daemons by their tag; any other tag is that of a share."""
 LOG = "helpers.log"
 LOG_BYTES = 256 * 1024
 """The shim writes the log of all helpers, and the kernel lets it write no more."""
@@ -81,9 +84,7 @@ class Helpers(Struct):
         started, served = [], []
         for share in wanted:
             key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
-            log, stderr = os.pipe2(os.O_CLOEXEC)
-            self._logs[share.tag] = log
-            try:
+            with self._logged_to(share.tag) as stderr:
                 daemon = shares.serve(
                     config.shares,
                     share,
@@ -93,8 +94,6 @@ class Helpers(Struct):
                     generation=str(self.journal.generation),
                     stderr=stderr,
                 )
-            finally:
-                os.close(stderr)
             Process().note(self.journal, key, daemon.ref)
             started.append((share, key, daemon))
         for share, key, daemon in started:
@@ -104,11 +103,38 @@ class Helpers(Struct):
                 self.journal.released(key)
                 os.close(self._logs.pop(share.tag))
             except NodeError as err:
-                why = " | ".join(filter(None, (err.why, self._said(share.tag))))
-                raise self.exhausted() or NodeError(err.what, why, err.hint) from err
+                raise self.exhausted() or self._explained(share.tag, err) from err
             else:
                 served.append(share)
         return tuple(served)
+
+    def start_locks(self, served: Sequence[Share]) -> None:
+        """Start the lock daemon, unless locks in all folders that are served hold within the guest alone.
+
+        Raises:
+            UserError: the user has disturbed it.
+            NodeError: it does not start.
+        """
+        wanted = locks.brokered(served)
+        if not wanted:
+            return
+        config = self.layout.config
+        key = self._announce(locks.NAME, locks.NAME)
+        with self._logged_to(locks.NAME) as stderr:
+            started = locks.serve(
+                config.paths.libexec,
+                wanted,
+                self._confinement(self.account.credentials),
+                socket_path=Path(self.guest.paths.locks_socket),
+                qemu_uid=self.qemu_uid,
+                generation=str(self.journal.generation),
+                stderr=stderr,
+            )
+        Process().note(self.journal, key, started.ref)
+        try:
+            self._daemons[locks.NAME] = started.finish(config.guests.stage_timeout_s)
+        except NodeError as err:
+            raise self.exhausted() or self._explained(locks.NAME, err) from err
 
     def start_passt(self, found: NatInterface) -> None:
         """Start the guest's passt; its gid equals QEMU's uid, and a packet filter matches that gid.
@@ -120,26 +146,21 @@ class Helpers(Struct):
         path = Path(self.guest.paths.nat_socket)
         passt.make_directory(path.parent, self.qemu_uid)
         key = self._announce(passt.NAME, passt.NAME)
-        log, stderr = os.pipe2(os.O_CLOEXEC)
-        self._logs[passt.NAME] = log
         own = self._confinement(process.Credentials(self.account.uid, self.qemu_uid))
-        try:
+        with self._logged_to(passt.NAME) as stderr:
             started = confine.start(
                 nat.command(self.layout.config.network, found, path),
                 replace(own, limits=(("nofile", passt.OPEN_FILES),)),
                 generation=str(self.journal.generation),
                 stderr=stderr,
             )
-        finally:
-            os.close(stderr)
         Process().note(self.journal, key, started.ref)
         timeout_s = self.layout.config.guests.stage_timeout_s
         self._daemons[passt.NAME] = started.finish(timeout_s)
         try:
             passt.hand_over(path, started.ref, self.account.uid, self.qemu_uid, timeout_s)
         except NodeError as err:
-            why = " | ".join(filter(None, (err.why, self._said(passt.NAME))))
-            raise self.disturbed() or self.exhausted() or NodeError(err.what, why, err.hint) from err
+            raise self.disturbed() or self.exhausted() or self._explained(passt.NAME, err) from err
 
     def start_shim(self, agent: socket.socket) -> None:
         """Start the host's end of the guest's channel, connected to QEMU's socket for the agent.
@@ -223,7 +244,7 @@ class Helpers(Struct):
         """An error that says so, when a daemon has ended by itself."""
         for tag, ref in self._daemons.items():
             if not process.alive(ref):
-                key = "network.passt" if tag == passt.NAME else "shares.virtiofsd"
+                key = KEYS.get(tag, "shares.virtiofsd")
                 return NodeError(f"{_called(tag)} ended", self._said(tag), f"see {key} in vhpc.toml(5)")
         return None
 
@@ -245,6 +266,19 @@ class Helpers(Struct):
         """Announce a process of this guest in the journal; returns its key."""
         return Process().announce(self.journal, f"g{self.guest.index}:{name}", role, path)
 
+    @contextlib.contextmanager
+    def _logged_to(self, tag: str) -> Iterator[int]:
+        """A descriptor for the messages of a daemon that is started with it; the other end is kept."""
+        self._logs[tag], stderr = os.pipe2(os.O_CLOEXEC)
+        try:
+            yield stderr
+        finally:
+            os.close(stderr)
+
+    def _explained(self, tag: str, err: NodeError) -> NodeError:
+        """The error of a daemon, with its last lines."""
+        return NodeError(err.what, " | ".join(filter(None, (err.why, self._said(tag)))), err.hint)
+
     def _said(self, tag: str) -> str:
         """The last lines that a daemon wrote: those in its pipe, and those that the shim has logged."""
         fd = self._logs[tag]
@@ -264,4 +298,4 @@ class Helpers(Struct):
 
 def _called(tag: str) -> str:
     """What messages call a daemon."""
-    return "passt" if tag == passt.NAME else f"the daemon of shared folder {tag}"
+    return NAMES.get(tag, f"the daemon of shared folder {tag}")

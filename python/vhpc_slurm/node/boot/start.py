@@ -71,7 +71,7 @@ def make_disks(work: Boot) -> None:
 
 
 def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack) -> Started:
-    """Start one guest with its share daemons and its passt; ``opened`` closes this process's ends of them."""
+    """Start one guest with its helpers; ``opened`` closes this process's ends of them."""
     layout, paths = work.layout, guest.paths
     run_dir = Path(paths.run_dir)
     run_dir.mkdir(mode=0o711)
@@ -83,6 +83,7 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
     helpers = Helpers(layout, work.journal, guest, work.account, uid, common.cgroup, limits)
     opened.enter_context(closing(helpers))
     shares, site = helpers.start_daemons(work.plan.shares), None
+    helpers.start_locks(shares)
     if guest.nat is not None:
         Nat().take(layout, work.journal, work.lease, guest, uid)
     if guest.site is not None:

@@ -75,7 +75,8 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
             notes.append(f"{why} {path!r} is a place of the guest's own system: not shared")
         elif not any(clean.is_relative_to(s.path) for s in shares):
             cache = config.cache_of(path if why == "site" else str(clean))
-            shares.append(Share(f"{why}{len(shares)}", str(clean), read_only, why, cache))
+            locks = config.locks_of(str(clean))
+            shares.append(Share(f"{why}{len(shares)}", str(clean), read_only, why, cache, locks))
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A helper process of a generation: a daemon of a shared folder, passt, a shim, or a server of its image.
+"""A helper process of a generation: a daemon of shared folders, passt, a shim, or a server of its image.
 
 Each has the generation as a mark in its environment.
 """

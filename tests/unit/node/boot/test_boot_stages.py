@@ -58,6 +58,19 @@ def test_vhpc_plan_prints_the_domain_that_prolog_starts(
     assert [capsys.readouterr().out] == rig.hypervisor.domains
     assert "/g0/channel/agent.sock" in rig.hypervisor.domains[0]
     assert "/g0/fs-workdir0.sock" in rig.hypervisor.domains[0]
+    assert "/g0/locks.sock" in rig.hypervisor.domains[0]
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_the_lock_daemon_serves_the_folders_that_are_there(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, absent: bool
+) -> None:
+    helpers = StillHelpers(absent=absent)
+    monkeypatch.setattr(start, "Helpers", lambda *_: helpers)
+    connect(monkeypatch, Agent())
+    run(rig)
+    assert helpers.with_locks == (() if absent else SHARES)
+    assert ("/g0/locks.sock" in rig.hypervisor.domains[0]) is not absent
     assert "<partition>" in rig.hypervisor.domains[0]
 
 

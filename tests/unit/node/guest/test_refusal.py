@@ -267,7 +267,8 @@ def test_the_probe_guest_has_no_option_of_the_job() -> None:
         started(libvirt)
     (small,) = libvirt.made
     assert vcpus(small) == 1
-    for path in ("os/kernel", "numatune", "devices/hostdev", "devices/iommu", "devices/filesystem"):
+    served = ("devices/filesystem", "devices/channel/source[@mode='connect']")
+    for path in ("os/kernel", "numatune", "devices/hostdev", "devices/iommu", *served):
         assert small.find(path) is None, path
     # and all that is the node's
     large = ET.fromstring(render(LARGE))

@@ -44,7 +44,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     yield virtiofsd(config.shares.virtiofsd)
     yield programs(PROGRAMS)
     yield from confinement.check(config)
-    for name in ("vhpc-shim", "vhpc-run", "vhpc-confine"):
+    for name in ("vhpc-shim", "vhpc-run", "vhpc-confine", "vhpc-locks"):
         yield guest_program(Path(config.paths.libexec) / name)
     yield from uid_range(config, Path("/etc/subuid"))
     yield qemu_group(config)

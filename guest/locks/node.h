@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The broker's end of its port: one request at a time, whose answer is waited for. */
+#ifndef VHPC_LOCKS_NODE_H
+#define VHPC_LOCKS_NODE_H
+
+#include <stdbool.h>
+
+#include "wire.h"
+
+struct locks_node {
+    int fd;
+    uint32_t last; /* id of the last request */
+    uint8_t in[LOCKS_REPLY + LOCKS_TEXT_MAX];
+};
+
+/*
+ * Ask; the request's id is filled in, and the reply's text is valid until the next call. 0, or
+ * -EIO: the node does not answer or not by the protocol, which is the end of all questions.
+ */
+int node_ask(struct locks_node *n, struct locks_request *r, struct locks_reply *reply);
+
+#endif
