@@ -273,6 +273,7 @@ static int put_info(const struct agent *a, struct buf *b)
     rc = rc < 0 ? rc : tlv_put_str(b, TAG_HOSTNAME, host);
     rc = rc < 0 ? rc : tlv_put_u32(b, TAG_CPUS, cpus > 0 ? (uint32_t)cpus : 0);
     rc = rc < 0 ? rc : tlv_put_u32(b, TAG_SESSIONS, running);
+    rc = rc < 0 ? rc : tlv_put_u32(b, TAG_LOCKS, a->locks > 0);
     if (rc == 0 && sysinfo(&info) == 0)
         rc = tlv_put_u64(b, TAG_MEMORY_KIB, (uint64_t)info.totalram * info.mem_unit / 1024);
     return rc;

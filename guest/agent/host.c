@@ -93,8 +93,7 @@ static bool may_read(struct chan *c)
     return chan_queued(c) < (16u << 20);
 }
 
-/* CPUID names QEMU's emulation (TCG); in all other cases a real CPU runs the guest. */
-static bool is_emulated(void)
+bool host_is_emulated(void)
 {
     unsigned a, b, c, d;
     char vendor[12];
@@ -111,7 +110,7 @@ int host_open(struct agent *a, int fd, bool port)
 {
     chan_release(&a->host); /* of an earlier host */
     a->host = (struct chan){.port = port,
-                            .moves_pages = port && is_emulated(),
+                            .moves_pages = port && host_is_emulated(),
                             .on_frame = on_frame,
                             .on_close = on_close,
                             .may_read = may_read,

@@ -178,6 +178,8 @@ enum vhpc_tag {
     TAG_MEMORY_BYTES = 142,
     TAG_POWER_MW = 143,
     TAG_GPU_MISSING = 144,
+    TAG_LOCKS = 145,
+    TAG_EMULATED = 146,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */

@@ -16,6 +16,7 @@
 #include "callfiles.h"
 #include "hello.h"
 #include "link.h"
+#include "pmi.h"
 #include "run.h"
 #include "x11.h"
 
@@ -161,6 +162,7 @@ static struct host_call *find(const struct host_calls *h, uint32_t id)
 void host_calls_started(struct front *f, const struct frame *frame)
 {
     x11_started(calls_of(f)->x11, frame);
+    pmi_started(f->spec, frame);
 }
 
 int host_calls_frame(struct front *f, const struct frame *frame)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "mapping.h"
+#include "tlv.h"
 
 enum { EXIT_USAGE = 64, GUESTS_MAX = 64 };
 
@@ -223,6 +224,21 @@ int pmi_connect(struct pmi *p, struct front *f)
     if (rc >= 0)
         f->relayed[PMI_NUMBER].from = rc;
     return rc < 0 ? rc : 0;
+}
+
+void pmi_started(const struct execspec *spec, const struct frame *started)
+{
+    struct tlv t;
+    const char *step = execspec_getenv(spec, "SLURM_STEP_ID");
+    bool relayed = spec->pmix || spec->fd_dir[PMI_NUMBER] != 0;
+    bool shared = number_of(spec, "SLURM_STEP_NUM_TASKS") >
+                  number_of(spec, "SLURM_STEP_NUM_NODES") * guests_of(spec);
+    if (relayed && shared && step != NULL && strcmp(step, "0") == 0 &&
+        number_of(spec, "SLURM_PROCID") == 0 &&
+        tlv_find(started->payload, started->length, TAG_EMULATED, &t))
+        (void)fprintf(stderr, "vhpc: the guests are emulated, because the node has no hardware "
+                              "virtualization: MPI ranks of one guest wait long for each other "
+                              "(one rank per guest waits less)\n");
 }
 
 void pmi_keep(const struct pmi *p)

@@ -29,6 +29,11 @@ struct pmi {
 int pmi_prepare(struct pmi *p, const struct run_options *o, struct execspec *spec);
 /* Connect what pmi_prepare() has described to the front. 0 or -errno. */
 int pmi_connect(struct pmi *p, struct front *f);
+/*
+ * With STARTED: the first step of an MPI program whose tasks share an emulated guest says on stderr
+ * that they wait long for each other.
+ */
+void pmi_started(const struct execspec *spec, const struct frame *started);
 /* The next program of this process needs the descriptor as well. */
 void pmi_keep(const struct pmi *p);
 enum pmi_end {

@@ -4,11 +4,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "mapping.h"
+#include "pmi.h"
 #include "pmi_filter.h"
 #include "pmix.h"
+#include "tlv.h"
 
 enum { TASKS = 4096 };
 
@@ -317,9 +320,56 @@ static void no_other_address_is_a_server(void **state)
     assert_false(find(&server, none));
 }
 
+/* --- emulated guests ---------------------------------------------------------------- */
+
+/* Lines on stderr of a task of a step of 4 tasks on 2 nodes. */
+static int lines_said(const char *const *envp, bool pmix, bool emulated)
+{
+    struct execspec spec = {.pmix = pmix};
+    struct buf fields = {0};
+    FILE *to = tmpfile();
+    int saved = dup(STDERR_FILENO), lines = 0;
+    assert_non_null(to);
+    for (; *envp != NULL; envp++)
+        assert_int_equal(execspec_add_env(&spec, *envp), 0);
+    assert_int_equal(tlv_put_u32(&fields, TAG_PID, 7), 0);
+    if (emulated)
+        assert_int_equal(tlv_put_u32(&fields, TAG_EMULATED, 1), 0);
+    struct frame started = {
+        .type = VHPC_STARTED, .length = (uint32_t)fields.len, .payload = buf_head(&fields)};
+    (void)dup2(fileno(to), STDERR_FILENO);
+    pmi_started(&spec, &started);
+    (void)fflush(stderr);
+    (void)dup2(saved, STDERR_FILENO);
+    (void)close(saved);
+    rewind(to);
+    for (int c; (c = fgetc(to)) != EOF;)
+        lines += c == '\n';
+    (void)fclose(to);
+    buf_free(&fields);
+    execspec_free(&spec);
+    return lines;
+}
+
+#define STEP(id, rank, guests)                                                                     \
+    ((const char *const[]){"SLURM_STEP_ID=" id, "SLURM_PROCID=" rank, "SLURM_STEP_NUM_TASKS=4",    \
+                           "SLURM_STEP_NUM_NODES=2", "VHPC_JOB_GUESTS=" guests, NULL})
+
+static void ranks_that_share_an_emulated_guest_are_told_once(void **state)
+{
+    (void)state;
+    assert_int_equal(lines_said(STEP("0", "0", "1"), true, true), 1);
+    assert_int_equal(lines_said(STEP("0", "0", "1"), true, false), 0);
+    assert_int_equal(lines_said(STEP("0", "0", "1"), false, true), 0);
+    assert_int_equal(lines_said(STEP("0", "1", "1"), true, true), 0);
+    assert_int_equal(lines_said(STEP("1", "0", "1"), true, true), 0);
+    assert_int_equal(lines_said(STEP("0", "0", "2"), true, true), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_that_share_an_emulated_guest_are_told_once),
         cmocka_unit_test(each_guest_is_a_node_of_the_mapping),
         cmocka_unit_test(every_task_shares_a_node_with_those_of_its_guest_only),
         cmocka_unit_test(what_is_no_mapping_of_the_step_separates_all_tasks),

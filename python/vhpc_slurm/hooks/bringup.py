@@ -184,6 +184,7 @@ def _boot(job: _Job) -> RunningNode:
         )
         node = _while_job_exists(job, boot(work))
     job.told.place(host, node.plan)
+    job.told.say(*node.notes)
     return node
 
 

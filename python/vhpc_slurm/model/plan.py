@@ -303,7 +303,8 @@ class RunningGuest(Record, frozen=True):
 
 
 class RunningNode(Record, frozen=True):
-    """The guests of a node that run, and the plan that they were started by."""
+    """The guests of a node that run, the plan that they were started by, and lines for the job's report."""
 
     plan: NodePlan
     guests: tuple[RunningGuest, ...]
+    notes: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ from vhpc_slurm.model import (
 from vhpc_slurm.node.boot import agent, reserve, sequence, start
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import channel as guest_channel
+from vhpc_slurm.node.guest.answers import GuestInfo
 from vhpc_slurm.node.guest.channel import ChannelError
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
@@ -213,8 +214,9 @@ def prepared(
 class Agent:
     """A channel to an agent that does what it is told, or fails at one request."""
 
-    def __init__(self, failing: str = "", error: ChannelError | None = None) -> None:
+    def __init__(self, failing: str = "", error: ChannelError | None = None, *, locks: bool = True) -> None:
         self.asked: list[str] = []
+        self.info = GuestInfo("0.9.0", "boot", "4.18.0-553.el8", "n1", 4, 1 << 20, 0, 1.0, locks)
         self._failing, self._error = failing, error
 
     def __enter__(self) -> Agent:
@@ -224,10 +226,11 @@ class Agent:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        def request(*_: object, **__: object) -> None:
+        def request(*_: object, **__: object) -> GuestInfo | None:
             self.asked.append(name)
             if name == self._failing and self._error is not None:
                 raise self._error
+            return self.info if name == "ready" else None
 
         return request
 

@@ -17,6 +17,7 @@ from vhpc_slurm.node.boot import diagnose
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.state import Boot, Started
 from vhpc_slurm.node.guest import console, ports
+from vhpc_slurm.node.guest.answers import GuestInfo
 from vhpc_slurm.node.guest.channel import (
     ROOT_SOCKET,
     ChannelError,
@@ -88,8 +89,10 @@ def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Gen
         wait_s = ASK_S
 
 
-def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
+def set_up(work: Boot, started: Started, channel: GuestChannel) -> tuple[str, ...]:
     """Give the guest its identity, its shares, its networks and NCCL's topology, and declare it ready.
+
+    Returns lines for the job's report.
 
     Raises:
         UserError: the image's agent does not do it, or the guest's InfiniBand is not isolated.
@@ -128,7 +131,7 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
                 work.lease, guest.hostname, guest.port_guids, channel, wait_s=wait_s, timeout_s=timeout_s
             )
         _send_topology(guest, channel, timeout_s)
-        channel.ready(timeout_s=timeout_s)
+        return _notes(started, channel.ready(timeout_s=timeout_s))
     except ChannelError as err:
         helpers = started.helpers
         if error := helpers.disturbed() or helpers.exhausted():
@@ -138,6 +141,14 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> None:
             str(err),
             console.last_words(Path(guest.paths.console_log)),
         ) from err
+
+
+def _notes(started: Started, info: GuestInfo) -> tuple[str, ...]:
+    """Lines about what the guest's kernel or agent does not do."""
+    if info.locks or not started.guest.has_locks:
+        return ()
+    line = "locks on files of shared folders hold within each guest only: its kernel or agent is too old"
+    return (f"{line} (kernel {info.kernel}, vhpc-agent {info.agent_version}; Linux 5.5 is needed)",)
 
 
 def _mount_disk(work: Boot, path: str, channel: GuestChannel, timeout_s: float) -> None:

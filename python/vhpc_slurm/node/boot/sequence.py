@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from vhpc_slurm.model import RunningNode
 from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, start
-from vhpc_slurm.node.boot.state import Boot, Common
+from vhpc_slurm.node.boot.state import Boot, Common, Started
 from vhpc_slurm.node.guest import refusal
 from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.node.resource.memory import Memory
@@ -54,7 +54,8 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
             start.make_disks(work)
     common = Common(staged, cgroup, memory, mtu)
     with contextlib.ExitStack() as opened:
-        started = []
+        started: list[Started] = []
+        notes: list[str] = []
         for guest in work.plan.guests:
             stage = work.recorder.stage(f"start g{guest.index}", guest.emulator_choice)
             with stage, diagnose.placed(work, guest):
@@ -64,5 +65,5 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
             with work.recorder.stage(f"agent g{guest.index}"), diagnose.placed(work, guest):
                 channel = yield from agent.reach(work, one)
             with channel, work.recorder.stage(f"setup g{guest.index}"):
-                agent.set_up(work, one, channel)
-    return RunningNode(work.plan, tuple(one.guest for one in started))
+                notes += agent.set_up(work, one, channel)
+    return RunningNode(work.plan, tuple(one.guest for one in started), tuple(dict.fromkeys(notes)))

@@ -17,7 +17,11 @@ class GuestHello(Record, frozen=True):
 
 
 class GuestInfo(Record, frozen=True):
-    """State of a guest; ``uptime_s`` counts from its kernel's start."""
+    """State of a guest.
+
+    ``uptime_s`` counts from its kernel's start; ``locks``: its programs get locks of shared folders from
+    the node.
+    """
 
     agent_version: str
     boot_id: str
@@ -27,6 +31,7 @@ class GuestInfo(Record, frozen=True):
     memory_kib: int
     sessions: int
     uptime_s: float
+    locks: bool = False
 
 
 class GuestPorts(NamedTuple):

@@ -395,4 +395,5 @@ class GuestChannel:
             memory_kib=number(fields, Tag.MEMORY_KIB),
             sessions=number(fields, Tag.SESSIONS),
             uptime_s=number(fields, Tag.UPTIME_MS) / 1000,
+            locks=number(fields, Tag.LOCKS) > 0,
         )

@@ -199,6 +199,8 @@ class Tag(IntEnum):
     MEMORY_BYTES = 142
     POWER_MW = 143
     GPU_MISSING = 144
+    LOCKS = 145
+    EMULATED = 146
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

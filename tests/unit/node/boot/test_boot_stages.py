@@ -74,6 +74,23 @@ def test_the_lock_daemon_serves_the_folders_that_are_there(
     assert "<partition>" in rig.hypervisor.domains[0]
 
 
+@pytest.mark.promise("shares.locks")
+@pytest.mark.parametrize(
+    ("locks", "absent", "notes"), [(True, False, 0), (False, False, 1), (False, True, 0)]
+)
+def test_the_report_says_that_locks_stay_in_the_guest(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, locks: bool, absent: bool, notes: int
+) -> None:
+    """A guest without shared folders needs none."""
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers(absent=absent))
+    connect(monkeypatch, Agent(locks=locks))
+    found = run(rig).notes
+    assert len(found) == notes
+    for line in found:
+        assert line.startswith("locks on files of shared folders hold within each guest only: ")
+        assert "kernel 4.18.0-553.el8" in line
+
+
 def test_a_plan_carries_deadlines_paths_and_shares(rig: BootRig) -> None:
     plan, (guest,) = rig.work.plan, rig.work.plan.guests
     run_dir = rig.work.layout.run / "jobs/42/g0"
