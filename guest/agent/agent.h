@@ -106,8 +106,10 @@ struct agent {
 
 /* host.c */
 int host_open(struct agent *a, int fd, bool port);
-/* CPUID names QEMU's emulation (TCG); in all other cases a real CPU runs this guest. */
-bool host_is_emulated(void);
+
+/* emulation.c: CPUID names QEMU's emulation (TCG); in all other cases a real CPU runs this guest.
+ */
+bool is_emulated(void);
 
 /* session_list.c: a session that is not closed, or NULL; a new session, or NULL */
 struct session *session_find(const struct agent *a, uint32_t id);

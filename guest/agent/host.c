@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frames from the host. The shim has checked them, and the agent checks them again. */
-#include <cpuid.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -93,24 +92,11 @@ static bool may_read(struct chan *c)
     return chan_queued(c) < (16u << 20);
 }
 
-bool host_is_emulated(void)
-{
-    unsigned a, b, c, d;
-    char vendor[12];
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & 1U << 31) == 0)
-        return false;
-    __cpuid(0x40000000, a, b, c, d);
-    memcpy(vendor, &b, 4);
-    memcpy(vendor + 4, &c, 4);
-    memcpy(vendor + 8, &d, 4);
-    return memcmp(vendor, "TCGTCGTCGTCG", sizeof vendor) == 0;
-}
-
 int host_open(struct agent *a, int fd, bool port)
 {
     chan_release(&a->host); /* of an earlier host */
     a->host = (struct chan){.port = port,
-                            .moves_pages = port && host_is_emulated(),
+                            .moves_pages = port && is_emulated(),
                             .on_frame = on_frame,
                             .on_close = on_close,
                             .may_read = may_read,

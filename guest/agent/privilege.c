@@ -149,7 +149,7 @@ static void started_fields(struct task *t, struct buf *b)
         (void)tlv_put_u32(b, TAG_PMI_REFUSAL, 1);
     if (s->spec.x11.wanted)
         (void)tlv_put_u32(b, TAG_DISPLAY, (uint32_t)s->x11_error);
-    if (host_is_emulated())
+    if (is_emulated())
         (void)tlv_put_u32(b, TAG_EMULATED, 1);
 }
 

@@ -162,7 +162,7 @@ static struct host_call *find(const struct host_calls *h, uint32_t id)
 void host_calls_started(struct front *f, const struct frame *frame)
 {
     x11_started(calls_of(f)->x11, frame);
-    pmi_started(f->spec, frame);
+    pmi_say_emulated(f->spec, frame);
 }
 
 int host_calls_frame(struct front *f, const struct frame *frame)

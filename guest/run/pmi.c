@@ -226,7 +226,7 @@ int pmi_connect(struct pmi *p, struct front *f)
     return rc < 0 ? rc : 0;
 }
 
-void pmi_started(const struct execspec *spec, const struct frame *started)
+void pmi_say_emulated(const struct execspec *spec, const struct frame *started)
 {
     struct tlv t;
     const char *step = execspec_getenv(spec, "SLURM_STEP_ID");

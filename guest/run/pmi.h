@@ -33,7 +33,7 @@ int pmi_connect(struct pmi *p, struct front *f);
  * With STARTED: the first step of an MPI program whose tasks share an emulated guest says on stderr
  * that they wait long for each other.
  */
-void pmi_started(const struct execspec *spec, const struct frame *started);
+void pmi_say_emulated(const struct execspec *spec, const struct frame *started);
 /* The next program of this process needs the descriptor as well. */
 void pmi_keep(const struct pmi *p);
 enum pmi_end {

@@ -338,7 +338,7 @@ static int lines_said(const char *const *envp, bool pmix, bool emulated)
     struct frame started = {
         .type = VHPC_STARTED, .length = (uint32_t)fields.len, .payload = buf_head(&fields)};
     (void)dup2(fileno(to), STDERR_FILENO);
-    pmi_started(&spec, &started);
+    pmi_say_emulated(&spec, &started);
     (void)fflush(stderr);
     (void)dup2(saved, STDERR_FILENO);
     (void)close(saved);

@@ -137,9 +137,10 @@ def vlab_status() -> dict[str, Any]:
 
 
 def without_retries(text: str) -> str:
-    """Output of srun without what it prints when slurmctld makes it wait for a step, as on a busy machine."""
+    """Output of srun without what it prints on a busy machine, and of MPI where guests are emulated."""
     return re.sub(
-        r"^srun: (?:Job (?:\d+ )?step creation temporarily disabled|Step created for ).*\n",
+        r"^(?:srun: (?:Job (?:\d+ )?step creation temporarily disabled|Step created for )"
+        r"|(?:\d+: )?vhpc: the guests are emulated, ).*\n",
         "",
         text,
         flags=re.M,

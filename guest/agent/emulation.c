@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <cpuid.h>
+#include <string.h>
+
+#include "agent.h"
+
+bool is_emulated(void)
+{
+    unsigned a, b, c, d;
+    char vendor[12];
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & 1U << 31) == 0)
+        return false;
+    __cpuid(0x40000000, a, b, c, d);
+    memcpy(vendor, &b, 4);
+    memcpy(vendor + 4, &c, 4);
+    memcpy(vendor + 8, &d, 4);
+    return memcmp(vendor, "TCGTCGTCGTCG", sizeof vendor) == 0;
+}
