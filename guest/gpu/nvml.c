@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -120,6 +121,8 @@ _Noreturn void begin(const long *stack)
     int ready = 0;
     if (stack[0] != 3)
         _exit(2);
+    /* Started by a descriptor, which the kernel names a process after: "3", "memfd:vhpc-nvml". */
+    (void)prctl(PR_SET_NAME, "vhpc-nvml", 0, 0, 0);
     long pause = strtol(argv[2], NULL, 10);
     struct timespec rest = {.tv_sec = pause / 1000, .tv_nsec = pause % 1000 * 1000000};
     (void)alarm(NVML_ROUND_S);

@@ -91,6 +91,7 @@ static void run_nvml(struct gpus *g, const char *library, uint64_t records)
 {
     struct loop loop = {0};
     long long until = now_ms() + 60000;
+    char name[64];
     int status;
     put_gpu("0000:05:00.0", "0x030200\n", "0x10de\n");
     gpus_start(g, &loop, dir, library, 10);
@@ -99,6 +100,10 @@ static void run_nvml(struct gpus *g, const char *library, uint64_t records)
         assert_int_equal(loop_once(&loop, 20), 0);
         for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
             gpus_reaped(g, pid, status);
+    }
+    if (g->nvml.pid > 0) {
+        (void)snprintf(name, sizeof name, "/proc/%d/comm", (int)g->nvml.pid);
+        expect_text(name, "vhpc-nvml\n"); /* as ps and pidof show it */
     }
     gpus_stop(g);
     loop_free(&loop);
