@@ -149,7 +149,8 @@ static void started_fields(struct task *t, struct buf *b)
         (void)tlv_put_u32(b, TAG_PMI_REFUSAL, 1);
     if (s->spec.x11.wanted)
         (void)tlv_put_u32(b, TAG_DISPLAY, (uint32_t)s->x11_error);
-    if (is_emulated())
+    /* Only MPI steps read it, and a hypervisor has to answer CPUID. */
+    if ((s->spec.pmix || s->pmi.number > 0) && is_emulated())
         (void)tlv_put_u32(b, TAG_EMULATED, 1);
 }
 
