@@ -246,6 +246,10 @@ LOCKS = {
     "one-text": lock(2, text=b"home0\0"),
     "file-number": lock(4, file=4096, text=b""),
     "reply": struct.pack("<IIIIQQ", 45, 1, 0, 0, 0, 0) + b"cluster home0",
+    "mounts": b"30 21 0:40 /a\\040b /home/alice rw,nosuid shared:1 - virtiofs home0 rw\n"
+    b"31 30 0:41 / /home/alice/sub rw - virtiofs none rw\n21 21 0:42 / / rw - virtiofs none rw\n",
+    "table": b"1: POSIX  ADVISORY  WRITE 812 00:2d:77 0 EOF\n1: -> FLOCK  ADVISORY  READ 812 00:2d:77 0 EOF\n"
+    b"2: FLOCK  ADVISORY  READ 812 00:2d:77 0 EOF\n3: OFDLCK ADVISORY  READ -1 00:2d:77 10 19\n",
 }
 
 IMAGE_ENVIRONMENTS = {

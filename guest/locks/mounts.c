@@ -30,14 +30,15 @@ static char *unescaped(const char *word)
 /* "36 35 0:45 / /home/alice rw,nosuid shared:1 - virtiofs home0 rw" */
 static bool parse(char *line, struct mount_entry *e)
 {
-    char *rest = line, *end;
+    char *rest = line;
     const char *word[5];
-    uint64_t major, minor;
+    uint64_t id, parent, major, minor;
     for (size_t i = 0; i < 5; i++)
         if ((word[i] = strsep(&rest, " ")) == NULL)
             return false;
     char *type = rest != NULL ? strstr(rest, " - ") : NULL;
-    if (type == NULL || !text_number(&word[2], 10, ':', &major) ||
+    if (type == NULL || !text_number(&word[0], 10, '\0', &id) ||
+        !text_number(&word[1], 10, '\0', &parent) || !text_number(&word[2], 10, ':', &major) ||
         !text_number(&word[2], 10, '\0', &minor))
         return false;
     type += 3;
@@ -46,14 +47,14 @@ static bool parse(char *line, struct mount_entry *e)
         return false;
     *source++ = '\0';
     source[strcspn(source, " \n")] = '\0';
-    *e = (struct mount_entry){.id = (int)strtol(word[0], &end, 10),
-                              .parent = (int)strtol(word[1], NULL, 10),
+    *e = (struct mount_entry){.id = (int)id,
+                              .parent = (int)parent,
                               .device = makedev((unsigned)major, (unsigned)minor),
                               .virtiofs = strcmp(type, "virtiofs") == 0,
                               .root = unescaped(word[3]),
                               .point = unescaped(word[4]),
                               .source = unescaped(source)};
-    return *end == '\0';
+    return true;
 }
 
 int mounts_read(struct mounts *m, const char *file)
@@ -76,11 +77,10 @@ int mounts_read(struct mounts *m, const char *file)
             m->entry = entry;
         }
         struct mount_entry *e = &m->entry[m->count];
-        *e = (struct mount_entry){0};
-        bool good = parse(line, e);
-        if (e->id != 0)
-            m->count++; /* mounts_free frees it */
-        if (good && (e->root == NULL || e->point == NULL || e->source == NULL))
+        if (!parse(line, e))
+            continue;
+        m->count++; /* mounts_free frees it */
+        if (e->root == NULL || e->point == NULL || e->source == NULL)
             rc = -ENOMEM;
     }
     free(line);
@@ -123,9 +123,12 @@ static const char *below(const char *path, const char *folder)
 /* The mount of the share; one inside of it was made by the kernel, and has no source. */
 static const struct mount_entry *of_share(const struct mounts *m, const struct mount_entry *e)
 {
-    while (e != NULL && e->virtiofs && strcmp(e->source, "none") == 0)
-        e = find(m, e->parent);
-    return e != NULL && e->virtiofs ? e : NULL;
+    for (size_t left = m->count; e != NULL && e->virtiofs; left--) {
+        if (strcmp(e->source, "none") != 0)
+            return e;
+        e = left > 0 ? find(m, e->parent) : NULL; /* the root of a namespace is its own parent */
+    }
+    return NULL;
 }
 
 const char *mounts_tag(const struct mounts *m, dev_t device)

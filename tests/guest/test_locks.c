@@ -120,6 +120,8 @@ static const char table[] =
     "32 30 0:42 / /home/alice/own rw - virtiofs workdir1 rw\n"
     "33 21 0:40 /data/a\\040b /data rw - virtiofs home0 rw\n"
     "34 21 0:50 / /tmp rw - tmpfs tmpfs rw\n"
+    "35 35 0:51 / /root rw - virtiofs none rw\n" /* a namespace's root is its own parent */
+    "x 21 0:52 / /broken rw - virtiofs home0 rw\n"
     "broken\n";
 
 static void located(const struct mounts *m, int id, const char *path, const char *expected)
@@ -147,10 +149,13 @@ static void a_file_is_located_in_its_share(void **state)
     located(&m, 33, "/data/c", "data/a b/c");
     located(&m, 33, "/data", "data/a b");
     located(&m, 34, "/tmp/x", "none");
+    located(&m, 35, "/root/x", "none");
     located(&m, 99, "/tmp/x", "none");
     assert_string_equal(mounts_tag(&m, makedev(0, 41)), "home0");
     assert_string_equal(mounts_tag(&m, makedev(0, 42)), "workdir1");
     assert_null(mounts_tag(&m, makedev(0, 50)));
+    assert_null(mounts_tag(&m, makedev(0, 51)));
+    assert_null(mounts_tag(&m, makedev(0, 52)));
     mounts_free(&m);
 }
 
