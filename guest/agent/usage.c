@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "usage.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "readtext.h"
 
 void usage_set(struct usage *u, enum usage_figure figure, uint64_t value)
 {
@@ -17,32 +16,11 @@ void usage_set(struct usage *u, enum usage_figure figure, uint64_t value)
 
 /* --- files of a cgroup ------------------------------------------------------------ */
 
-/* The content as text, cut off at size - 1; false if the kernel does not offer the file. */
-static bool read_text(const char *folder, const char *name, char *out, size_t size)
+static bool read_file(const char *folder, const char *name, char *out, size_t size)
 {
     char path[4200];
-    size_t len = 0;
     (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t n = 0;
-    while (len < size - 1 && (n = read(fd, out + len, size - 1 - len)) > 0)
-        len += (size_t)n;
-    (void)close(fd);
-    out[len] = '\0';
-    return n >= 0;
-}
-
-/* A decimal number, and nothing else up to the end of the line. */
-static bool read_number(const char *text, uint64_t *out)
-{
-    char *end;
-    if (*text < '0' || *text > '9')
-        return false;
-    errno = 0;
-    *out = strtoull(text, &end, 10);
-    return errno == 0 && (*end == '\n' || *end == '\0');
+    return read_text(path, out, size) >= 0;
 }
 
 /* The value of "KEY VALUE" lines. */
@@ -52,7 +30,8 @@ static void take(struct usage *u, enum usage_figure figure, const char *text, co
     uint64_t value;
     for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
         line += *line == '\n';
-        if (strncmp(line, key, len) == 0 && line[len] == ' ' && read_number(line + len + 1, &value))
+        if (strncmp(line, key, len) == 0 && line[len] == ' ' &&
+            text_is_number(line + len + 1, 10, UINT64_MAX, &value))
             usage_set(u, figure, value);
     }
 }
@@ -71,16 +50,16 @@ void usage_read(const char *folder, struct usage *u)
     static char text[65536]; /* io.stat has a line for each device */
     uint64_t peak;
     *u = (struct usage){0};
-    if (read_text(folder, "cpu.stat", text, sizeof text)) {
+    if (read_file(folder, "cpu.stat", text, sizeof text)) {
         take(u, USAGE_CPU, text, "usage_usec");
         take(u, USAGE_USER, text, "user_usec");
         take(u, USAGE_SYSTEM, text, "system_usec");
     }
-    if (read_text(folder, "memory.peak", text, sizeof text) && read_number(text, &peak))
+    if (read_file(folder, "memory.peak", text, sizeof text) && text_is_number(text, 10, UINT64_MAX, &peak))
         usage_set(u, USAGE_PEAK, peak);
-    if (read_text(folder, "memory.events", text, sizeof text))
+    if (read_file(folder, "memory.events", text, sizeof text))
         take(u, USAGE_OOM, text, "oom_kill");
-    if (read_text(folder, "io.stat", text, sizeof text)) {
+    if (read_file(folder, "io.stat", text, sizeof text)) {
         usage_set(u, USAGE_READ, sum_of(text, " rbytes="));
         usage_set(u, USAGE_WRITTEN, sum_of(text, " wbytes="));
     }

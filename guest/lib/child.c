@@ -14,6 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "readtext.h"
+
 enum { FD_PARKING = 32 }; /* above all numbers that a task's fd can have */
 
 pid_t child_fork(int cgroup, bool *inside)
@@ -83,15 +85,14 @@ _Noreturn void child_run(const struct execspec *spec, const int fd[VHPC_FDS_MAX]
     _exit(127);
 }
 
-static unsigned long long nr_open(void)
+static uint64_t nr_open(void)
 {
-    char text[32] = "";
-    int fd = open("/proc/sys/fs/nr_open", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 1048576;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    (void)close(fd);
-    return n > 0 ? strtoull(text, NULL, 10) : 1048576;
+    char text[32];
+    uint64_t most;
+    return read_text("/proc/sys/fs/nr_open", text, sizeof text) > 0 &&
+                   text_is_number(text, 10, UINT64_MAX, &most)
+               ? most
+               : 1048576;
 }
 
 /* As much of the limit as this process may set. */

@@ -15,6 +15,7 @@
 
 #include "filter.h"
 #include "loop.h"
+#include "readtext.h"
 
 /* Pauses between two attempts or looks: a tenth of the time since the last change, within limits.
  */
@@ -70,15 +71,14 @@ static int greet(struct broker *b)
 {
     struct locks_request r = {.op = LOCKS_HELLO, .file = LOCKS_VERSION};
     struct locks_reply reply;
-    char mode[16], line[96];
+    char mode[16];
     if (node_ask(&b->files.node, &r, &reply) < 0 || reply.error != 0)
         return -EPROTO;
-    for (uint32_t at = 0, len; at < reply.text_len && b->shares < BROKER_SHARES; at += len + 1) {
-        const char *end = memchr(reply.text + at, '\n', reply.text_len - at);
-        len = end != NULL ? (uint32_t)(end - (reply.text + at)) : reply.text_len - at;
-        (void)snprintf(line, sizeof line, "%.*s", (int)(len < sizeof line ? len : sizeof line - 1),
-                       reply.text + at);
-        if (sscanf(line, "%15s %63s", mode, b->share[b->shares].tag) == 2)
+    for (const char *at = reply.text; at != NULL && b->shares < BROKER_SHARES;
+         at = strchr(at, '\n')) {
+        at += *at == '\n';
+        if (text_word(&at, mode, sizeof mode) &&
+            text_word(&at, b->share[b->shares].tag, sizeof b->share->tag))
             b->share[b->shares++].refuse = strcmp(mode, "refuse") == 0;
     }
     return 0;

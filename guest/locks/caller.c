@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "filter.h"
-#include "text.h"
+#include "readtext.h"
 
 static void proc_name(char out[64], pid_t tid, const char *rest)
 {
@@ -23,18 +23,6 @@ static void proc_name(char out[64], pid_t tid, const char *rest)
 static void fd_name(char out[64], const struct lock_call *c, const char *folder)
 {
     (void)snprintf(out, 64, "/proc/%d/%s/%d", (int)c->tid, folder, c->fd);
-}
-
-static ssize_t read_text(const char *name, char *to, size_t size)
-{
-    int fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    ssize_t n = read(fd, to, size - 1);
-    n = n < 0 ? -errno : n;
-    (void)close(fd);
-    to[n > 0 ? n : 0] = '\0';
-    return n;
 }
 
 /* --- the call ----------------------------------------------------------------------- */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "text.h"
+#include "readtext.h"
 
 struct locked_file *files_find(struct locked_files *f, dev_t device, ino_t inode)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-#include "text.h"
+#include "readtext.h"
 
 /* The kernel writes space, tab, newline and backslash as three octal digits behind a backslash. */
 static char *unescaped(const char *word)

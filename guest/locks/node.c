@@ -16,12 +16,13 @@ static int ask(struct locks_node *n, struct locks_request *r, struct locks_reply
     if (len == 0 || write_all(n->fd, out, len) < 0)
         return -EIO;
     while (used == 0) {
-        ssize_t got = read(n->fd, n->in + have, sizeof n->in - have);
+        ssize_t got = read(n->fd, n->in + have, sizeof n->in - 1 - have);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
             return -EIO;
         have += (size_t)got;
+        n->in[have] = '\0';
         used = locks_unpack_reply(n->in, have, reply);
     }
     return used == (int)have && reply->id == r->id ? 0 : -EIO;

@@ -10,12 +10,13 @@
 struct locks_node {
     int fd;
     uint32_t last; /* id of the last request */
-    uint8_t in[LOCKS_REPLY + LOCKS_TEXT_MAX];
+    uint8_t in[LOCKS_REPLY + LOCKS_TEXT_MAX + 1];
 };
 
 /*
- * Ask; the request's id is filled in, and the reply's text is valid until the next call. 0, or
- * -EIO: the node does not answer or not by the protocol, which is the end of all questions.
+ * Ask; the request's id is filled in. The reply's text ends with a NUL, and is valid until the next
+ * call. 0, or -EIO: the node does not answer or not by the protocol, which is the end of all
+ * questions.
  */
 int node_ask(struct locks_node *n, struct locks_request *r, struct locks_reply *reply);
 

@@ -1,10 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "text.h"
+#include "readtext.h"
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+ssize_t read_text(const char *path, char *out, size_t size)
+{
+    size_t len = 0;
+    ssize_t n = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    out[0] = '\0';
+    if (fd < 0)
+        return -errno;
+    while (len < size - 1 && (n = read(fd, out + len, size - 1 - len)) > 0)
+        len += (size_t)n;
+    n = n < 0 ? -errno : (ssize_t)len;
+    (void)close(fd);
+    out[len] = '\0';
+    return n;
+}
 
 bool text_number(const char **at, int base, char end, uint64_t *value)
 {
@@ -19,6 +37,12 @@ bool text_number(const char **at, int base, char end, uint64_t *value)
     *value = number;
     *at = end != '\0' ? rest + 1 : rest;
     return true;
+}
+
+bool text_is_number(const char *text, int base, uint64_t most, uint64_t *value)
+{
+    return isxdigit((unsigned char)*text) && text_number(&text, base, '\0', value) &&
+           (*text == '\0' || *text == '\n') && *value <= most;
 }
 
 bool text_word(const char **at, char *out, size_t size)
