@@ -15,11 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "gpusysfs.h"
 #include "protocol.h"
 #include "tlv.h"
 
-enum { NOBODY = 65534, FILES = 1024, NO_EXEC = 127 };
+enum { NOBODY = 65534, PROGRAM = 3, NO_EXEC = 127 };
 
 /* The program vhpc-nvml. */
 __asm__(".section .rodata\n"
@@ -118,29 +119,25 @@ static void records_ready(struct source *source, short revents)
 
 /* --- processes -------------------------------------------------------------------- */
 
-/* Give up everything but descriptors 0 to 2 and `keep`; false if that is not possible. */
-static bool shed(int out, int keep, pid_t parent)
+/*
+ * Give up everything but descriptors 0 to 2, and the program (-1: none), which becomes PROGRAM.
+ * False if that is not possible.
+ */
+static bool shed(int out, int program, pid_t parent)
 {
     static const struct rlimit none = {0, 0};
-    sigset_t set;
     int null = open("/dev/null", O_RDWR);
     if (null < 0 || dup2(null, 0) < 0 || dup2(null, 2) < 0 || dup2(out, 1) < 0)
         return false;
-    for (int fd = 3; fd < FILES; fd++)
-        if (fd != keep)
-            (void)close(fd);
-    for (int number = 1; number < 32; number++)
-        (void)signal(number, SIG_DFL);
-    (void)sigemptyset(&set);
-    (void)sigprocmask(SIG_SETMASK, &set, NULL);
+    if (program >= 0 && program != PROGRAM && dup3(program, PROGRAM, O_CLOEXEC) < 0)
+        return false;
     (void)setsid();
     if (geteuid() == 0 && (setgroups(0, NULL) < 0 || setresgid(NOBODY, NOBODY, NOBODY) < 0 ||
                            setresuid(NOBODY, NOBODY, NOBODY) < 0))
         return false;
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || setrlimit(RLIMIT_CORE, &none) < 0)
         return false;
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    return getppid() == parent;
+    return child_shed(program >= 0 ? PROGRAM + 1 : PROGRAM, parent);
 }
 
 _Noreturn static void read_sysfs(const char *sysfs, int round_ms)
@@ -158,14 +155,14 @@ _Noreturn static void read_sysfs(const char *sysfs, int round_ms)
     }
 }
 
-_Noreturn static void read_nvml(int program, const char *library, int round_ms)
+_Noreturn static void read_nvml(const char *library, int round_ms)
 {
     char name[] = "vhpc-nvml", path[256], pause[16];
     char *const argv[] = {name, path, pause, NULL};
     char *const envp[] = {NULL};
     (void)snprintf(path, sizeof path, "%s", library);
     (void)snprintf(pause, sizeof pause, "%d", round_ms);
-    (void)fexecve(program, argv, envp);
+    (void)fexecve(PROGRAM, argv, envp);
     _exit(NO_EXEC);
 }
 
@@ -186,9 +183,9 @@ static int program_file(void)
 static int start(struct gpus *g, struct gpu_reader *reader, const char *sysfs, const char *library,
                  int round_ms)
 {
-    int end[2], program = library != NULL ? program_file() : 0;
+    int end[2], program = library != NULL ? program_file() : -1;
     pid_t parent = getpid();
-    if (program < 0)
+    if (library != NULL && program < 0)
         return program;
     if (pipe2(end, O_CLOEXEC) < 0) {
         int rc = -errno;
@@ -203,7 +200,7 @@ static int start(struct gpus *g, struct gpu_reader *reader, const char *sysfs, c
             _exit(1);
         if (library == NULL)
             read_sysfs(sysfs, round_ms);
-        read_nvml(program, library, round_ms);
+        read_nvml(library, round_ms);
     }
     int rc = reader->pid < 0 ? -errno : 0;
     (void)close(end[1]);

@@ -3,16 +3,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent.h"
 #include "broker.h"
+#include "child.h"
 #include "filter.h"
 #include "passfd.h"
 
@@ -28,18 +27,11 @@ static int receive(int from)
 _Noreturn static void serve(int port, int from, pid_t parent)
 {
     enum { PORT = 3, FROM };
-    sigset_t none;
     if (dup2(from, FROM + 2) < 0 || dup2(port, PORT + 2) < 0 || dup2(PORT + 2, PORT) < 0 ||
         dup2(FROM + 2, FROM) < 0)
         _exit(1);
-    (void)close_range(FROM + 1, ~0U, 0);
-    for (int number = 1; number < 32; number++)
-        (void)signal(number, SIG_DFL);
-    (void)sigemptyset(&none);
-    (void)sigprocmask(SIG_SETMASK, &none, NULL);
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     (void)prctl(PR_SET_NAME, "vhpc-locks", 0, 0, 0);
-    int reports = getppid() == parent ? receive(FROM) : -EPIPE;
+    int reports = child_shed(FROM + 1, parent) ? receive(FROM) : -EPIPE;
     _exit(reports < 0 ? 1 : broker_run(PORT, reports));
 }
 

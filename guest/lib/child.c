@@ -10,13 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "readtext.h"
 
-enum { FD_PARKING = 32 }; /* above all numbers that a task's fd can have */
+enum {
+    FD_PARKING = 32, /* above all numbers that a task's fd can have */
+    FD_COUNT = 1024  /* by default a process opens no more */
+};
 
 pid_t child_fork(int cgroup, bool *inside)
 {
@@ -42,6 +46,16 @@ static void reset_signals(void)
             (void)sigaction(n, &act, NULL); /* EINVAL for the signals that libc reserves */
     sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+bool child_shed(unsigned first, pid_t parent)
+{
+    if (close_range(first, ~0U, 0) < 0) /* before Linux 5.9 */
+        for (unsigned fd = first; fd < FD_COUNT; fd++)
+            (void)close((int)fd);
+    reset_signals();
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    return getppid() == parent;
 }
 
 /* Move each fd to its number; fds 0..2 that are not relayed become /dev/null. */

@@ -40,6 +40,13 @@ pid_t child_fork(int cgroup, bool *inside);
 _Noreturn void child_run(const struct execspec *spec, const int fd[VHPC_FDS_MAX], int report_fd,
                          const struct child_ops *ops, void *arg);
 
+/*
+ * For a child that is a helper of this program, and starts no task: close all descriptors from
+ * `first` on, reset the signals, and let the kernel end it with its parent (a later change of its
+ * uid would undo that). False: the parent has ended.
+ */
+bool child_shed(unsigned first, pid_t parent);
+
 /* Set the niceness and the limits of spec, as far as this process may. */
 void child_limits(const struct execspec *spec);
 
