@@ -107,8 +107,7 @@ struct agent {
 /* host.c */
 int host_open(struct agent *a, int fd, bool port);
 
-/* emulation.c: CPUID names QEMU's emulation (TCG); in all other cases a real CPU runs this guest.
- */
+/* emulation.c: CPUID names QEMU's emulation (TCG); else a real CPU runs this guest. */
 bool is_emulated(void);
 
 /* session_list.c: a session that is not closed, or NULL; a new session, or NULL */

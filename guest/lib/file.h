@@ -6,8 +6,10 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* Write a new file. An earlier file at path is removed, and a link there is not followed. 0 or
- * -errno. */
+/*
+ * Write a new file. An earlier file at path is removed, and a link there is not followed. 0 or
+ * -errno.
+ */
 int write_file(const char *path, mode_t mode, const char *content);
 int write_file_data(const char *path, mode_t mode, const void *data, size_t len);
 /* Write a text into a file that exists, such as one of the kernel's. 0 or -errno. */

@@ -17,8 +17,7 @@
 #include "loop.h"
 #include "readtext.h"
 
-/* Pauses between two attempts or looks: a tenth of the time since the last change, within limits.
- */
+/* Pauses between two attempts or looks: a tenth of the time since the last change, in limits. */
 enum { PAUSE_MIN_MS = 2, PAUSE_MAX_MS = 1000, RETRY_MAX_MS = 100, PART = 10 };
 
 static long long pause_after(long long idle_ms, long long most)
@@ -42,22 +41,21 @@ union answer {
     char room[sizeof(struct seccomp_notif_resp) + 64];
 };
 
-/* False: the caller does not wait any more. */
-static bool answer(const struct broker *b, uint64_t id, int error, uint32_t flags)
+static void answer(const struct broker *b, uint64_t id, int error, uint32_t flags)
 {
     union answer a = {.resp = {.id = id, .error = error, .flags = flags}};
-    return ioctl(b->reports, SECCOMP_IOCTL_NOTIF_SEND, &a) == 0;
+    (void)ioctl(b->reports, SECCOMP_IOCTL_NOTIF_SEND, &a); /* fails if the caller has ended */
 }
 
 static void go_on(const struct broker *b, uint64_t id)
 {
-    (void)answer(b, id, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
+    answer(b, id, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
 /* error: -errno, or 0 for the success of F_GETLK. */
 static void finish(const struct broker *b, uint64_t id, int error)
 {
-    (void)answer(b, id, error, 0);
+    answer(b, id, error, 0);
 }
 
 static bool still_waits(const struct broker *b, uint64_t id)

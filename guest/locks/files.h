@@ -36,7 +36,9 @@ struct locked_file *files_add(struct locked_files *f, dev_t device, ino_t inode,
  */
 int files_raise(struct locked_files *f, struct locked_file *l, uint8_t kind, struct locks_range r,
                 bool *asked);
-/* The first lock of others on the node in the way of the range; mode LOCKS_FREE: none. 0 or -errno.
+/*
+ * The first lock of others on the node in the way of the range; mode LOCKS_FREE: none. 0 or
+ * -errno.
  */
 int files_test(struct locked_files *f, struct locked_file *l, struct locks_range r,
                struct locks_range *other);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The modes of a file's bytes: ranges in ascending order, which do not overlap; other bytes are
+/*
+ * The modes of a file's bytes: ranges in ascending order, which do not overlap; other bytes are
  * free.
  */
 #ifndef VHPC_LOCKS_MAP_H
@@ -22,8 +23,10 @@ struct locks_map {
 
 /* Set the mode of a range; 0 or -ENOMEM, in which case the map is as before. */
 int locks_map_set(struct locks_map *m, struct locks_range r);
-/* Set the mode of the parts of the range with a weaker one; 0 or -ENOMEM, perhaps for a part of
- * them. */
+/*
+ * Set the mode of the parts of the range with a weaker one; 0 or -ENOMEM, perhaps for a part of
+ * them.
+ */
 int locks_map_raise(struct locks_map *m, struct locks_range r);
 /* The longest range from byte `start` to at most `end` whose bytes have the same mode. */
 struct locks_range locks_map_next(const struct locks_map *m, uint64_t start, uint64_t end);

@@ -18,7 +18,7 @@ struct locks_share {
     const char *tag;
     const char *mode; /* "cluster": locks are taken; "refuse": the guest refuses them itself */
     bool read_only;
-    int root; /* O_PATH; -1 = not in use */
+    int root; /* O_PATH */
 };
 
 struct locks_server {
@@ -33,7 +33,9 @@ struct locks_server {
     char list[LOCKS_TEXT_MAX]; /* of HELLO */
 };
 
-/* Add a share, "TAG:MODE:PATH", with the rights of this process; the text is changed. 0 or -errno.
+/*
+ * Add a share, "TAG:MODE:PATH", with the rights of this process; the text is changed. 0 or
+ * -errno.
  */
 int locks_server_add(struct locks_server *s, char *spec, bool read_only);
 /* Carry out a request; the reply's text is that of the server. */
