@@ -70,6 +70,11 @@ class Share(Record, frozen=True):
     cache: str = "auto"
     locks: str = "cluster"
 
+    @property
+    def needs_lock_daemon(self) -> bool:
+        """Whether a lock daemon serves it: its locks hold on all hosts, or are refused."""
+        return self.locks != "guest"
+
 
 class GuestPaths(Record, frozen=True):
     """Files of one guest on the host, absolute; ``node.store.layout`` makes them.
@@ -298,8 +303,8 @@ class RunningGuest(Record, frozen=True):
 
     @property
     def has_locks(self) -> bool:
-        """Whether it has a lock daemon: for a share whose locks hold on all hosts, or are refused."""
-        return any(share.locks != "guest" for share in self.shares)
+        """Whether it has a lock daemon."""
+        return any(share.needs_lock_daemon for share in self.shares)
 
 
 class RunningNode(Record, frozen=True):

@@ -115,7 +115,7 @@ class Helpers(Struct):
             UserError: the user has disturbed it.
             NodeError: it does not start.
         """
-        wanted = locks.brokered(served)
+        wanted = [share for share in served if share.needs_lock_daemon]
         if not wanted:
             return
         config = self.layout.config

@@ -25,11 +25,6 @@ OPEN_FILES = 65536
 """A descriptor for each open file of the guest that has a lock."""
 
 
-def brokered(served: Iterable[Share]) -> tuple[Share, ...]:
-    """The shares that need the daemon: in the others a lock holds within the guest, by its kernel alone."""
-    return tuple(share for share in served if share.locks != "guest")
-
-
 def command(libexec: str, wanted: Iterable[Share], listener: int) -> list[str]:
     """Command line of the daemon; ``listener``: its socket, for the one connection of QEMU."""
     argv = [f"{libexec}/{PROGRAM}", f"--listen-fd={listener}"]
@@ -53,7 +48,7 @@ def serve(
 
     Args:
         libexec: folder of its program.
-        wanted: shares, of those that are served.
+        wanted: shares that need it (``Share.needs_lock_daemon``), of those that are served.
         confinement: rights and bounds; it sees the host's root directory.
         socket_path: where QEMU finds it; made here, for QEMU's uid alone.
         qemu_uid: that uid.
