@@ -7,8 +7,9 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -20,7 +21,7 @@ from vhpc_slurm.node.guest.channel import ROOT_SOCKET
 from vhpc_slurm.node.host import confine, process, userlimits
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
-from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError
+from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError, Started
 from vhpc_slurm.node.host.limits import Limits
 from vhpc_slurm.node.network import nat
 from vhpc_slurm.node.resource.process import Process
@@ -80,30 +81,18 @@ class Helpers(Struct):
             UserError: a folder may not be shared, or the user has disturbed a daemon.
             NodeError: a daemon does not start.
         """
-        config = self.layout.config
         started, served = [], []
         for share in wanted:
             key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
-            with self._logged_to(share.tag) as stderr:
-                daemon = shares.serve(
-                    config.shares,
-                    share,
-                    self._confinement(self.account.credentials),
-                    socket_path=self.socket_of(share),
-                    qemu_uid=self.qemu_uid,
-                    generation=str(self.journal.generation),
-                    stderr=stderr,
-                )
-            Process().note(self.journal, key, daemon.ref)
-            started.append((share, key, daemon))
+            command = partial(shares.command, self.layout.config.shares, share)
+            own = shares.confined(self._confinement(self.account.credentials), share)
+            started.append((share, key, self._listening(share.tag, key, command, own, self.socket_of(share))))
         for share, key, daemon in started:
             try:
-                self._daemons[share.tag] = daemon.finish(config.guests.stage_timeout_s)
+                self._finish(share.tag, daemon)
             except ShareAbsentError:
                 self.journal.released(key)
                 os.close(self._logs.pop(share.tag))
-            except NodeError as err:
-                raise self.exhausted() or self._explained(share.tag, err) from err
             else:
                 served.append(share)
         return tuple(served)
@@ -118,23 +107,11 @@ class Helpers(Struct):
         wanted = [share for share in served if share.needs_lock_daemon]
         if not wanted:
             return
-        config = self.layout.config
         key = self._announce(locks.NAME, locks.NAME)
-        with self._logged_to(locks.NAME) as stderr:
-            started = locks.serve(
-                config.paths.libexec,
-                wanted,
-                self._confinement(self.account.credentials),
-                socket_path=Path(self.guest.paths.locks_socket),
-                qemu_uid=self.qemu_uid,
-                generation=str(self.journal.generation),
-                stderr=stderr,
-            )
-        Process().note(self.journal, key, started.ref)
-        try:
-            self._daemons[locks.NAME] = started.finish(config.guests.stage_timeout_s)
-        except NodeError as err:
-            raise self.exhausted() or self._explained(locks.NAME, err) from err
+        command = partial(locks.command, self.layout.config.paths.libexec, wanted)
+        own = locks.confined(self._confinement(self.account.credentials))
+        path = Path(self.guest.paths.locks_socket)
+        self._finish(locks.NAME, self._listening(locks.NAME, key, command, own, path))
 
     def start_passt(self, found: NatInterface) -> None:
         """Start the guest's passt; its gid equals QEMU's uid, and a packet filter matches that gid.
@@ -147,14 +124,9 @@ class Helpers(Struct):
         passt.make_directory(path.parent, self.qemu_uid)
         key = self._announce(passt.NAME, passt.NAME)
         own = self._confinement(process.Credentials(self.account.uid, self.qemu_uid))
-        with self._logged_to(passt.NAME) as stderr:
-            started = confine.start(
-                nat.command(self.layout.config.network, found, path),
-                replace(own, limits=(("nofile", passt.OPEN_FILES),)),
-                generation=str(self.journal.generation),
-                stderr=stderr,
-            )
-        Process().note(self.journal, key, started.ref)
+        own = replace(own, limits=(("nofile", passt.OPEN_FILES),))
+        command = nat.command(self.layout.config.network, found, path)
+        started = self._start(passt.NAME, key, command, own)
         timeout_s = self.layout.config.guests.stage_timeout_s
         self._daemons[passt.NAME] = started.finish(timeout_s)
         try:
@@ -265,6 +237,34 @@ class Helpers(Struct):
     def _announce(self, name: str, role: str, path: str = "") -> str:
         """Announce a process of this guest in the journal; returns its key."""
         return Process().announce(self.journal, f"g{self.guest.index}:{name}", role, path)
+
+    def _start(
+        self, tag: str, key: str, command: Sequence[str], own: Confinement, pass_fds: Sequence[int] = ()
+    ) -> Started:
+        """Start a daemon that the journal announces, with a log, and note its process there."""
+        with self._logged_to(tag) as stderr:
+            started = confine.start(
+                command, own, generation=str(self.journal.generation), stderr=stderr, pass_fds=pass_fds
+            )
+        Process().note(self.journal, key, started.ref)
+        return started
+
+    def _listening(
+        self, tag: str, key: str, command: Callable[[int], list[str]], own: Confinement, path: Path
+    ) -> Started:
+        """Start a daemon with a socket that QEMU finds at the path, for QEMU's uid alone.
+
+        ``command`` makes its command line from the descriptor of the socket.
+        """
+        with shares.listen(path, self.qemu_uid) as listener:
+            return self._start(tag, key, command(listener.fileno()), own, (listener.fileno(),))
+
+    def _finish(self, tag: str, started: Started) -> None:
+        """Wait until a daemon runs; an error has its last lines, or the limit that it has reached."""
+        try:
+            self._daemons[tag] = started.finish(self.layout.config.guests.stage_timeout_s)
+        except NodeError as err:
+            raise self.exhausted() or self._explained(tag, err) from err
 
     @contextlib.contextmanager
     def _logged_to(self, tag: str) -> Iterator[int]:

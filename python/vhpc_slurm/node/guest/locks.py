@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from vhpc_slurm.model import Share
-from vhpc_slurm.node.guest import shares
-from vhpc_slurm.node.host import confine
-from vhpc_slurm.node.host.confine import Confinement, Started
+from vhpc_slurm.node.host.confine import Confinement
 
 NAME = "locks"
 PROGRAM = "vhpc-locks"
@@ -26,7 +23,13 @@ OPEN_FILES = 65536
 
 
 def command(libexec: str, wanted: Iterable[Share], listener: int) -> list[str]:
-    """Command line of the daemon; ``listener``: its socket, for the one connection of QEMU."""
+    """Command line of the daemon.
+
+    Args:
+        libexec: folder of its program.
+        wanted: shares that need it (``Share.needs_lock_daemon``), of those that are served.
+        listener: descriptor of its socket, for the one connection of QEMU.
+    """
     argv = [f"{libexec}/{PROGRAM}", f"--listen-fd={listener}"]
     for share in wanted:
         option = "--share-read-only" if share.read_only else "--share"
@@ -34,31 +37,6 @@ def command(libexec: str, wanted: Iterable[Share], listener: int) -> list[str]:
     return argv
 
 
-def serve(
-    libexec: str,
-    wanted: Iterable[Share],
-    confinement: Confinement,
-    *,
-    socket_path: Path,
-    qemu_uid: int,
-    generation: str,
-    stderr: int,
-) -> Started:
-    """Start the daemon; its caller waits for it (``Started.finish``).
-
-    Args:
-        libexec: folder of its program.
-        wanted: shares that need it (``Share.needs_lock_daemon``), of those that are served.
-        confinement: rights and bounds; it sees the host's root directory.
-        socket_path: where QEMU finds it; made here, for QEMU's uid alone.
-        qemu_uid: that uid.
-        generation: marker for the scan.
-        stderr: descriptor that its messages go to.
-
-    Raises:
-        NodeError: it does not start.
-    """
-    own = replace(confinement, limits=(*confinement.limits, ("nofile", OPEN_FILES)))
-    with shares.listen(socket_path, qemu_uid) as listener:
-        argv = command(libexec, wanted, listener.fileno())
-        return confine.start(argv, own, generation=generation, stderr=stderr, pass_fds=(listener.fileno(),))
+def confined(confinement: Confinement) -> Confinement:
+    """Rights and bounds of the daemon, from those of a helper; it sees the host's root directory."""
+    return replace(confinement, limits=(*confinement.limits, ("nofile", OPEN_FILES)))

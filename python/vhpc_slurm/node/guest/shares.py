@@ -24,7 +24,7 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import JobRequest, Share
 from vhpc_slurm.node.host import confine
 from vhpc_slurm.node.host.accounts import Account
-from vhpc_slurm.node.host.confine import Confinement, SharedDirectory, Started
+from vhpc_slurm.node.host.confine import Confinement, SharedDirectory
 from vhpc_slurm.policy import visible_shares
 from vhpc_slurm.record import Record
 
@@ -139,42 +139,14 @@ def real_work_dir(work_dir: str, program: str, account: Account, timeout_s: floa
     return attempt(work_dir, program, account, timeout_s).real_path or work_dir
 
 
-def serve(
-    config: Shares,
-    share: Share,
-    confinement: Confinement,
-    *,
-    socket_path: Path,
-    qemu_uid: int,
-    generation: str,
-    stderr: int,
-) -> Started:
-    """Start the daemon of a share; its caller waits for it (``Started.finish``).
-
-    Args:
-        config: names the daemon.
-        share: what to serve.
-        confinement: whom to run as, and in which bounds; what it shares is filled in.
-        socket_path: where QEMU finds the daemon; made here, for QEMU's uid alone.
-        qemu_uid: that uid.
-        generation: marker for the scan.
-        stderr: descriptor that the daemon's messages go to.
-
-    Raises:
-        NodeError: it does not start.
-    """
-    listener = listen(socket_path, qemu_uid)
-    try:
-        argv = command(config, share, listener.fileno())
-        open_files = min(OPEN_FILES, int(NR_OPEN.read_text()))
-        own = replace(
-            confinement,
-            share=SharedDirectory(share.path, share.read_only),
-            limits=(*confinement.limits, ("nofile", open_files)),
-        )
-        return confine.start(argv, own, generation=generation, stderr=stderr, pass_fds=(listener.fileno(),))
-    finally:
-        listener.close()
+def confined(confinement: Confinement, share: Share) -> Confinement:
+    """Rights and bounds of the daemon of a share, from those of a helper; it sees the folder alone."""
+    open_files = min(OPEN_FILES, int(NR_OPEN.read_text()))
+    return replace(
+        confinement,
+        share=SharedDirectory(share.path, share.read_only),
+        limits=(*confinement.limits, ("nofile", open_files)),
+    )
 
 
 def command(config: Shares, share: Share, listener: int) -> list[str]:
