@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 FOLDER = Path(sys.argv[1])
@@ -137,7 +138,7 @@ def tried() -> dict[str, str]:
         "flock-shared": lambda fd: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB),
     }.items():
         fd = opened()
-        found[name] = outcome(lambda take=take, fd=fd: take(fd))  # type: ignore[misc]
+        found[name] = outcome(partial(take, fd))
         os.close(fd)
     fd = opened()
     asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

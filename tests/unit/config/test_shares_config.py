@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from node_rig import account
+from refused_config import expect_refused
 
-from vhpc_slurm.config import load
 from vhpc_slurm.config.shares import LockPolicy, Shares
-from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.guest import shares
 
 
@@ -57,7 +56,4 @@ def test_each_share_has_the_lock_policy_of_its_folder() -> None:
     ],
 )
 def test_lock_policies_that_contradict_each_other_are_refused(tmp_path: Path, lines: str, why: str) -> None:
-    file = tmp_path / "vhpc.toml"
-    file.write_text(f"[shares]\n{lines}\n")
-    with pytest.raises(NodeError, match=why):
-        load(file)
+    expect_refused(tmp_path, f"[shares]\n{lines}\n", why)

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from node_rig import GENERATION, account, node_layout, publish
+from refused_config import expect_refused
 from stepd import needs_root, stepd
 
-from vhpc_slurm.config import load
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.loglines import OneLine
@@ -286,10 +286,7 @@ def test_a_share_daemon_gets_its_policy_and_the_sites_threads() -> None:
     ],
 )
 def test_settings_that_would_hide_changes_are_refused(tmp_path: Path, lines: str, why: str) -> None:
-    file = tmp_path / "vhpc.toml"
-    file.write_text(f"[shares]\n{lines}\n")
-    with pytest.raises(NodeError, match=why):
-        load(file)
+    expect_refused(tmp_path, f"[shares]\n{lines}\n", why)
 
 
 # --- outbox ------------------------------------------------------------------
@@ -358,10 +355,7 @@ def test_a_newer_acknowledgement_outlives_an_earlier_one(tmp_path: Path) -> None
     ],
 )
 def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "vhpc.toml"
-    path.write_text(text)
-    with pytest.raises(NodeError, match=said):
-        load(path)
+    expect_refused(tmp_path, text, said)
 
 
 # --- timeline ----------------------------------------------------------------

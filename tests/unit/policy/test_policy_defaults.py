@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_config import expect_refused
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.config import Config, load
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import DEFAULTED, Rule
-from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import (
     Allocation,
     GresAllocation,
@@ -170,12 +169,8 @@ def test_functions_that_slurm_counts_are_limited_too() -> None:
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(tmp_path: Path, keys: str, says: str) -> None:
-    path = tmp_path / "vhpc.toml"
-    path.write_text(
-        "[disks]\nmax_mib = 100000\n[network]\nallowed = ['none', 'job']\n[[policy]]\nname = 'a'\n" + keys
-    )
-    with pytest.raises(NodeError, match=re.escape(says)):
-        load(path)
+    site = "[disks]\nmax_mib = 100000\n[network]\nallowed = ['none', 'job']\n[[policy]]\nname = 'a'\n"
+    expect_refused(tmp_path, site + keys, says)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_config import expect_refused
 
-from vhpc_slurm.config import Config, load
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule, ShareKind
 from vhpc_slurm.config.shares import Shares
-from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import ImageRef, JobRequest
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host.accounts import Account
@@ -177,7 +176,4 @@ def test_users_leave_shares_out_and_add_none(
     ],
 )
 def test_an_unusable_rule_is_an_error_of_the_file(tmp_path: Path, text: str, says: str) -> None:
-    path = tmp_path / "vhpc.toml"
-    path.write_text(text + "\n")
-    with pytest.raises(NodeError, match=re.escape(says)):
-        load(path)
+    expect_refused(tmp_path, text + "\n", says)
