@@ -55,7 +55,8 @@ void usage_read(const char *folder, struct usage *u)
         take(u, USAGE_USER, text, "user_usec");
         take(u, USAGE_SYSTEM, text, "system_usec");
     }
-    if (read_file(folder, "memory.peak", text, sizeof text) && text_is_number(text, 10, UINT64_MAX, &peak))
+    if (read_file(folder, "memory.peak", text, sizeof text) &&
+        text_is_number(text, 10, UINT64_MAX, &peak))
         usage_set(u, USAGE_PEAK, peak);
     if (read_file(folder, "memory.events", text, sizeof text))
         take(u, USAGE_OOM, text, "oom_kill");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernel's small files, as in /proc and cgroups: their text, and words and numbers of a line. */
+/* The kernel's small files, as in /proc and cgroups: their text, words and numbers. */
 #ifndef VHPC_READTEXT_H
 #define VHPC_READTEXT_H
 
