@@ -149,9 +149,9 @@ def tried() -> dict[str, str]:
 
 
 def until_given_up(name: str) -> dict[str, str]:
-    """A lock that its holder has lost is free after a moment: guests look for it."""
+    """A lock that its holder has lost is free after a moment, maybe between two attempts of a round."""
     end = time.monotonic() + 10
-    while (found := tried())["write"] != "yes" or found["flock"] != "yes":
+    while "EAGAIN" in (found := tried()).values():
         if not name.startswith(("killed", "closed")) or time.monotonic() > end:
             break
         time.sleep(0.1)

@@ -7,10 +7,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import stat
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from vhpc_slurm.cli.jobs.forwarding import Forwarding
 from vhpc_slurm.cli.jobs.jobguest import ONLY_TASK, JobGuest
@@ -21,7 +24,7 @@ from vhpc_slurm.slurm.hostlist import expand
 
 NO_SSHD = "vhpc ssh: no sshd"
 QUIET_S = 2.0
-"""How long a step may take to end after its connection."""
+"""How long a step may take to end after its connection, and ssh after its step."""
 
 # The keys are in memory: /tmp may be a folder of a node.  Sessions have the environment of the step, but the
 # job's nodes and tasks and not the step's, which srun and mpirun would use; without variables of sshd and the
@@ -91,6 +94,7 @@ def serve(place: JobGuest, keys: Keys) -> int:
         SlurmError: there is no srun.
     """
     _check(sys.stdin.fileno(), sys.stdout.fileno())
+    rest = _hold(sys.stdin.fileno())
     words = ["/bin/sh", "-c", SCRIPT, "vhpc-ssh", str(place.task), AGENT]
     words += [place.nodes, str(len(expand(place.nodes)))]
     step = place.start("vhpc-ssh", words)
@@ -99,6 +103,8 @@ def serve(place: JobGuest, keys: Keys) -> int:
             step.stdin.write(keys.server_input())
         forwarding = asyncio.run(relay(step, place, _client))
         if forwarding.answered:
+            step.end()
+            _hang_up(rest)
             return 0
         with contextlib.suppress(OSError):
             step.stdin.close()
@@ -116,6 +122,27 @@ def _check(*descriptors: int) -> None:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode) and not os.isatty(descriptor):
             raise UserError("--stdio needs pipes", "", "it is for ssh's ProxyCommand; use: vhpc ssh JOBID")
+
+
+def _hold(descriptor: int) -> int | None:
+    """Another descriptor of a pipe that ssh writes to; None for others.
+
+    When a session ends, ssh still writes its last message: without a reader it would tell its user of a
+    broken pipe.
+    """
+    return os.dup(descriptor) if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
+
+
+def _hang_up(rest: int | None) -> None:
+    """Close standard output, and read what ssh still writes until it does the same, at most ``QUIET_S``."""
+    if rest is None:
+        return
+    with Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
+    until = time.monotonic() + QUIET_S
+    while select.select([rest], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not os.read(rest, 65536):
+            break
 
 
 async def _client(forwarding: Forwarding, _listens: bool) -> None:

@@ -52,6 +52,14 @@ def seen(site: StepSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
+def kill_with_children(pid: int) -> None:
+    """As the end of a job does."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(pid, signal.SIGKILL)
+    for child in children:
+        kill_with_children(int(child))
+
+
 def keys_of(site: StepSite) -> Path:
     return site.folder / "home/.config/vhpc/ssh"
 
@@ -161,6 +169,22 @@ def test_sshd_and_keys_in_the_guest_end_with_the_command(
     folder = Path((seen / "folder").read_text().strip())
     until(lambda: not folder.exists(), "the end of the keys")
     process.communicate()
+
+
+@pytest.mark.promise("tools.ssh")
+def test_the_last_message_of_ssh_has_a_reader(site: StepSite, seen: Path) -> None:
+    """Otherwise ssh prints a line about a broken pipe when the job has ended."""
+    process = site.start("ssh", "--stdio", "7", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.read(14) == b"SSH-2.0-test\r\n"
+    kill_with_children(site.step())
+    assert process.stdout.read() == b""
+    process.stdin.write(b"disconnect")
+    process.stdin.flush()
+    process.stdin.close()
+    assert process.wait(WAIT_S) == 0
+    assert seen
 
 
 @pytest.mark.promise("tools.ssh")
