@@ -29,8 +29,8 @@ static char *const *python(const char *word)
     return arguments;
 }
 
-/* A component of a heterogeneous job without guests: others may wait for it; it waits for no other.
- */
+/* A component of a heterogeneous job without guests: others may wait for it; it waits for no
+ * other. */
 static int without_guests(void)
 {
     static const char word[] = "without-guests";

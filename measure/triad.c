@@ -144,8 +144,8 @@ static long available_mib(void)
     return found;
 }
 
-/* Start all members, let them run, and wait for them; returns errno of a thread that did not start.
- */
+/* Start all members, let them run, and wait for them; returns errno of a thread that did not
+ * start. */
 static int run_all(struct team *team, struct member *members, int count)
 {
     int started = 0;

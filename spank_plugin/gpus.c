@@ -134,8 +134,8 @@ bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool 
 bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
                                 size_t size)
 {
-    /* As many indexes as Slurm's list has GPUs: of a step with some GPUs of the job, or of the job.
-     */
+    /* As many indexes as Slurm's list has GPUs: of a step with some GPUs of the job, or of the
+     * job. */
     if (count_of(host, ',') == count_of(list, ',') && counts_places(host, list))
         return vhpc_gpus_share(gpus, host, list, true, out, size) && out[0] != '\0' &&
                strcmp(out, list) != 0;

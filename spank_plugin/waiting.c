@@ -13,8 +13,8 @@
 
 extern char **environ;
 
-/* -Q may stand among other short options; a program's own -Q is taken for it, which does no harm.
- */
+/* -Q may stand among other short options; a program's own -Q is taken for it, which does no
+ * harm. */
 static bool asks_for_quiet(const char *word)
 {
     if (strcmp(word, "--quiet") == 0)

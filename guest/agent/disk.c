@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The disk operation: mounts the guest's own disk, an ext4 that its node has made, at a directory.
- */
+/* The disk operation: mounts the guest's own disk, an ext4 that its node has made, at a
+ * directory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

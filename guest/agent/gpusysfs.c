@@ -2,32 +2,24 @@
 #include "gpusysfs.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "readtext.h"
 
 enum { NVIDIA = 0x10de, AMD = 0x1002, INTEL = 0x8086, DISPLAY = 0x03, ACCELERATOR = 0x12 };
 
 /* The number in the first file with this pattern; false without such a file or number. */
 static bool number_of(const char *device, const char *pattern, int base, uint64_t *out)
 {
-    char path[512], text[32], *end;
+    char path[512], text[32];
     glob_t found = {0};
-    bool good = false;
     (void)snprintf(path, sizeof path, "%s/%s", device, pattern);
-    if (glob(path, 0, NULL, &found) == 0) {
-        int fd = open(found.gl_pathv[0], O_RDONLY | O_CLOEXEC);
-        ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-        text[n > 0 ? n : 0] = '\0';
-        *out = strtoull(text, &end, base);
-        good = text[0] >= '0' && text[0] <= '9' && (*end == '\n' || *end == '\0');
-        if (fd >= 0)
-            (void)close(fd);
-    }
+    bool good = glob(path, 0, NULL, &found) == 0 &&
+                read_text(found.gl_pathv[0], text, sizeof text) > 0 &&
+                text_is_number(text, base, UINT64_MAX, out);
     globfree(&found);
     return good;
 }

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <net/if.h>
 #include <net/if_arp.h>
 #include <netinet/in.h>
@@ -15,21 +16,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "readtext.h"
+
 enum { PATH_SIZE = 512 };
 
-/* A number in a sysfs attribute, in any base that strtol knows; -1 without a number. */
+/* A number in a sysfs attribute, in any base that strtoull knows; -1 without a number. */
 static long read_number(const char *sysfs, const char *interface, const char *file)
 {
-    char path[PATH_SIZE], value[32] = "";
+    char path[PATH_SIZE], value[32];
     (void)snprintf(path, sizeof path, "%s/class/net/%s/%s", sysfs, interface, file);
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0)
-        return -1;
-    ssize_t n = read(fd, value, sizeof value - 1);
-    (void)close(fd);
-    char *end = value;
-    long number = n > 0 ? strtol(value, &end, 0) : -1;
-    return end == value || number < 0 ? -1 : number;
+    uint64_t number;
+    return read_text(path, value, sizeof value) > 0 &&
+                   text_is_number(value, 0, LONG_MAX, &number)
+               ? (long)number
+               : -1;
 }
 
 static bool is_interface(const char *name)

@@ -15,8 +15,8 @@
 
 #include "ssh.h"
 
-/* The program of the kernel, see bpf(2) and "BPF_PROG_TYPE_SOCK_OPS"; 64 instructions are enough.
- */
+/* The program of the kernel, see bpf(2) and "BPF_PROG_TYPE_SOCK_OPS"; 64 instructions are
+ * enough. */
 enum {
     INSTRUCTIONS_MAX = 128,
     JUMPS_MAX = 32,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The guest's memory: the part that programs can use, and the processes that its kernel may kill.
- */
+/* The guest's memory: the part that programs can use, and the processes that its kernel may
+ * kill. */
 #ifndef VHPC_MEMORY_H
 #define VHPC_MEMORY_H
 

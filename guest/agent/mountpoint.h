@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Directories of the guest on which something of its node is mounted: checks, and their creation.
- */
+/* Directories of the guest on which something of its node is mounted: checks, and their
+ * creation. */
 #ifndef VHPC_AGENT_MOUNTPOINT_H
 #define VHPC_AGENT_MOUNTPOINT_H
 

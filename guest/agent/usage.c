@@ -3,7 +3,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "readtext.h"
@@ -39,9 +38,12 @@ static void take(struct usage *u, enum usage_figure figure, const char *text, co
 /* "MAJOR:MINOR rbytes=N wbytes=N ..." of each device that was used. */
 static uint64_t sum_of(const char *text, const char *key)
 {
-    uint64_t sum = 0;
-    for (const char *at = text; (at = strstr(at, key)) != NULL; at += strlen(key))
-        sum += strtoull(at + strlen(key), NULL, 10);
+    uint64_t sum = 0, value;
+    for (const char *at = text; (at = strstr(at, key)) != NULL;) {
+        at += strlen(key);
+        if (text_number(&at, 10, '\0', &value))
+            sum += value;
+    }
     return sum;
 }
 

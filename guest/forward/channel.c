@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Channels: one for each connection, with a bounded number of bytes on their way in each direction.
- */
+/* Channels: one for each connection, with a bounded number of bytes on their way in each
+ * direction. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -14,8 +14,8 @@ enum { PROGRAMS = 8, PIECE = 997 };
 static int program[PROGRAMS];
 static size_t programs;
 
-/* Some connections are refused, some have a program that does not read, the others one that writes.
- */
+/* Some connections are refused, some have a program that does not read, the others one that
+ * writes. */
 static int dial(const struct forward *f, unsigned try)
 {
     int ends[2];

@@ -2,6 +2,7 @@
 #include "mounts.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,9 +38,10 @@ static bool parse(char *line, struct mount_entry *e)
         if ((word[i] = strsep(&rest, " ")) == NULL)
             return false;
     char *type = rest != NULL ? strstr(rest, " - ") : NULL;
-    if (type == NULL || !text_number(&word[0], 10, '\0', &id) ||
-        !text_number(&word[1], 10, '\0', &parent) || !text_number(&word[2], 10, ':', &major) ||
-        !text_number(&word[2], 10, '\0', &minor))
+    if (type == NULL || !text_is_number(word[0], 10, INT_MAX, &id) ||
+        !text_is_number(word[1], 10, INT_MAX, &parent) ||
+        !text_number(&word[2], 10, ':', &major) ||
+        !text_is_number(word[2], 10, UINT32_MAX, &minor))
         return false;
     type += 3;
     char *source = strchr(type, ' ');

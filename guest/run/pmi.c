@@ -251,8 +251,8 @@ enum pmi_end pmi_refused(const struct execspec *spec, const struct front_result 
 {
     bool known = spec->pmi_refusal != NULL &&
                  (r->text[0] == '\0' || strcmp(r->text, spec->pmi_refusal) == 0);
-    /* These are the agent's numbers when it has ended the program for what that has asked of PMI.
-     */
+    /* These are the agent's numbers when it has ended the program for what that has asked of
+     * PMI. */
     if (r->end != FRONT_REFUSED || !(known || r->value == EPERM || r->value == ECANCELED))
         return PMI_FINE;
     if (r->text[0] != '\0')

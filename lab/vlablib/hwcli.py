@@ -16,14 +16,14 @@ import time
 from vlablib import hardware, hwchannel, hwfiles
 from vlablib.hardware import Machine
 from vlablib.report import LabError, say, step
-from vlablib.settings import CHECKOUT, Lab, deadline
+from vlablib.settings import CHECKOUT, Lab, deadline, slower
 
 _DESCRIPTION = """\
 One emulated node with systemd, cgroup v2, Slurm, libvirt, an IOMMU, two NUMA
 nodes, two SR-IOV adapters and simulated GPUs, for tests that need real kernel
 interfaces of devices. Needs root.
 """
-_BOOT_S = 300.0
+_BOOT_S = 300
 _NO_ANSWER = 125
 
 
@@ -69,10 +69,10 @@ def _up(machine: Machine, _: argparse.Namespace) -> int:
     subprocess.run([CHECKOUT / "scripts/publish-image"], check=True, env=environment, stdout=2)
     hardware.start(machine)
     with step("booting the machine"):
-        hwchannel.execute(machine.port, ["true"], "root", "", _BOOT_S)
+        hwchannel.execute(machine.port, ["true"], "root", "", slower(_BOOT_S))
     with step("waiting for Slurm"):
         for _pause in deadline(_BOOT_S):
-            said = hwchannel.execute(machine.port, ["sinfo", "-h", "-o", "%T"], "root", "", 60)
+            said = hwchannel.execute(machine.port, ["sinfo", "-h", "-o", "%T"], "root", "", slower(60))
             if said.out.strip() == "idle":
                 return 0
     raise LabError(f"slurmd did not register: {said.out}{said.err}")
@@ -113,7 +113,7 @@ def _deploy(machine: Machine, _: argparse.Namespace) -> int:
             tar.addfile(member, io.BytesIO(data))
     unpack = "base64 -d | tar -xz --unlink-first -C / && systemctl restart vhpcd"
     text = base64.b64encode(packed.getvalue()).decode()
-    done = hwchannel.execute(machine.port, ["sh", "-c", unpack], "root", text, 120)
+    done = hwchannel.execute(machine.port, ["sh", "-c", unpack], "root", text, slower(120))
     if done.code:
         raise LabError(f"cannot install into the machine: {done.err}")
     return 0

@@ -8,20 +8,21 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 from vhpc_slurm.bootfiles.newc import Archive
 from vlablib.deploy import collect, package
 from vlablib.report import LabError
-from vlablib.settings import CHECKOUT
+from vlablib.settings import CHECKOUT, slower
 
 _TEMPLATES = CHECKOUT / "lab/hardware"
 _LIBEXEC = "usr/libexec/vhpc"
+# seconds on the reference machine, by their names in the templates
+_LIMITS = {"boot": 300, "stage": 120, "hooks": 600, "start": 900}
 # path on the machine, and mode
 _CONFIGURATION = {
-    "slurm.conf": ("etc/slurm/slurm.conf", 0o644),
     "gres.conf": ("etc/slurm/gres.conf", 0o644),
     "cgroup.conf": ("etc/slurm/cgroup.conf", 0o644),
-    "vhpc.toml": ("etc/vhpc/vhpc.toml", 0o644),
     "gpu.map": ("etc/vhpc/gpu.map", 0o644),
     "tmpfiles.conf": ("etc/tmpfiles.d/vlab.conf", 0o644),
     "fstab": ("etc/fstab", 0o644),
@@ -35,7 +36,9 @@ _FILES = {
     "etc/hostname": "hw\n",
     "etc/hosts": "127.0.0.1 localhost\n10.78.0.2 hw\n",
     "etc/machine-id": "5b0b7a1a2c4d4b2b9d3f6a7081920a3b\n",
-    "etc/modules-load.d/vlab.conf": "vfio-pci\n",
+    # udev would load KVM late, and not at all if that takes longer than its limit
+    "etc/modules-load.d/vlab.conf": "kvm_amd\nvfio-pci\n",
+    "etc/systemd/system/systemd-modules-load.service.d/vlab.conf": "[Service]\nTimeoutSec=infinity\n",
     "etc/slurm/plugstack.conf": "required vhpc.so\n",
     "etc/systemd/system/multi-user.target.d/vlab.conf": (
         "[Unit]\nWants=vlab-address.service vlab-agent.service vhpcd.service\n"
@@ -105,6 +108,10 @@ def archive(tree: Path) -> bytes:
         out.file(f"vlab/{target}", (_TEMPLATES / name).read_bytes(), mode)
     for target, text in _FILES.items():
         out.file(f"vlab/{target}", text.encode())
+    for target in ("etc/vhpc/vhpc.toml", "etc/slurm/slurm.conf"):
+        template = (_TEMPLATES / f"{Path(target).name}.in").read_text(encoding="utf-8")
+        limits = {name: slower(seconds) for name, seconds in _LIMITS.items()}
+        out.file(f"vlab/{target}", Template(template).substitute(limits).encode())
     unit = (CHECKOUT / "systemd/vhpc-node-setup.service.in").read_text(encoding="utf-8")
     unit = unit.replace("@VHPC_COMMAND@", "/usr/bin/vhpc")
     out.file("vlab/etc/systemd/system/vhpc-node-setup.service", unit.encode())

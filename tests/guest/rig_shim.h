@@ -189,8 +189,8 @@ static inline int rig_running(struct rig *r, uint32_t session)
     return client;
 }
 
-/* The shim hangs up on a client whose program runs and that says this; `which` is for the message.
- */
+/* The shim hangs up on a client whose program runs and that says this; `which` is for the
+ * message. */
 static inline void rig_drops(void (*violation)(int), size_t which)
 {
     struct rig r;

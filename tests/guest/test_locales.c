@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Locales that an image has, as folders and in an archive that localedef wrote, and that it lacks.
- */
+/* Locales that an image has, as folders and in an archive that localedef wrote, and that it
+ * lacks. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -122,6 +122,7 @@ static const char table[] =
     "34 21 0:50 / /tmp rw - tmpfs tmpfs rw\n"
     "35 35 0:51 / /root rw - virtiofs none rw\n" /* a namespace's root is its own parent */
     "x 21 0:52 / /broken rw - virtiofs home0 rw\n"
+    "36x 21 0:53 / /broken rw - virtiofs home0 rw\n"
     "broken\n";
 
 static void located(const struct mounts *m, int id, const char *path, const char *expected)

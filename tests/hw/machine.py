@@ -93,7 +93,8 @@ class Machine:
     def run(
         self, *argv: str, user: str = "root", stdin: str = "", check: bool = True, timeout: float = 60
     ) -> Done:
-        """Run a command in the machine as a user, in his home."""
+        """Run a command in the machine as a user, in his home; `timeout` is for the reference machine."""
+        timeout = limit(timeout)
         command = [HWLAB, "exec", "-u", user, "-t", f"{timeout:g}", "--", *argv]
         ended = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=timeout + 60, check=False
@@ -111,7 +112,7 @@ class Machine:
     def boot(self) -> None:
         """Switch it on."""
         with self.stage("machine boots, node-setup, slurmd registers"):
-            subprocess.run([HWLAB, "up"], check=True, timeout=900)
+            subprocess.run([HWLAB, "up"], check=True, timeout=limit(900))
 
     def revive(self) -> None:
         """Switch it on again where it has died, and where it hangs."""
@@ -160,7 +161,7 @@ class Machine:
         """Wait for a condition to be true; returns what it gave."""
         end = time.monotonic() + limit(timeout)
         while not (found := condition()):
-            assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}\n{self.story()}"
+            assert time.monotonic() < end, f"waited {limit(timeout):.0f} s in vain for {what}\n{self.story()}"
             time.sleep(0.3)
         return found
 

@@ -11,7 +11,7 @@ from machine import GPU, PF, VF, Machine
 
 pytestmark = [pytest.mark.hw, pytest.mark.timeout(1800)]
 
-PAGES = 128  # host.hugepages of lab/hardware/vhpc.toml, for each cell
+PAGES = 128  # host.hugepages of lab/hardware/vhpc.toml.in, for each cell
 STANDIN, VIRTUAL_82576 = "0x1b36:0x0005", "0x8086:0x10ca"
 
 

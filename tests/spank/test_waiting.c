@@ -85,8 +85,8 @@ static void words_differ(void **unused)
     assert_string_not_equal(one, two);
 }
 
-/* The watcher is this script; it writes its arguments and open files to a pipe that is its stderr.
- */
+/* The watcher is this script; it writes its arguments and open files to a pipe that is its
+ * stderr. */
 /* promise: boot.progress */
 static void the_watcher_is_no_child_and_has_no_files(void **unused)
 {
