@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from cluster import Lab
 
+from pace import limit
+
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +23,8 @@ FSTAB = "UUID=0d2ecb0d-8a40-4a86-b0d6-9f9a0d1a6d4c / ext4 rw 0 1\nLABEL=UEFI /bo
 """As in cloud images; a systemd that read it would wait 90 s for both."""
 TABLE = "label: gpt\nstart=2048, size=20480, type=uefi\nstart=24576, type=linux\n"
 SIZE_MIB, FIRST_MIB = 1400, 12
-TIMEOUT = "--vhpc-timeout=180"
+# the longest that the lab allows
+TIMEOUT = f"--vhpc-timeout={int(limit(180))}"
 
 
 @pytest.fixture(scope="module")
