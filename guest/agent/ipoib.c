@@ -26,8 +26,7 @@ static long read_number(const char *sysfs, const char *interface, const char *fi
     char path[PATH_SIZE], value[32];
     (void)snprintf(path, sizeof path, "%s/class/net/%s/%s", sysfs, interface, file);
     uint64_t number;
-    return read_text(path, value, sizeof value) > 0 &&
-                   text_is_number(value, 0, LONG_MAX, &number)
+    return read_text(path, value, sizeof value) > 0 && text_is_number(value, 0, LONG_MAX, &number)
                ? (long)number
                : -1;
 }

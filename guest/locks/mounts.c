@@ -39,8 +39,7 @@ static bool parse(char *line, struct mount_entry *e)
             return false;
     char *type = rest != NULL ? strstr(rest, " - ") : NULL;
     if (type == NULL || !text_is_number(word[0], 10, INT_MAX, &id) ||
-        !text_is_number(word[1], 10, INT_MAX, &parent) ||
-        !text_number(&word[2], 10, ':', &major) ||
+        !text_is_number(word[1], 10, INT_MAX, &parent) || !text_number(&word[2], 10, ':', &major) ||
         !text_is_number(word[2], 10, UINT32_MAX, &minor))
         return false;
     type += 3;

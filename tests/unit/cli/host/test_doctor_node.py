@@ -29,6 +29,24 @@ def test_the_old_virtiofsd_is_distinguished_from_the_new(tmp_path: Path) -> None
     assert node.virtiofsd(str(tmp_path / "absent")).what.endswith("No such file or directory")
 
 
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("passwd: files systemd", Level.OK),
+        ("passwd: files slurm sss # cached", Level.OK),
+        ("passwd: slurm [NOTFOUND=continue] ldap", Level.OK),
+        ("group: files slurm", Level.OK),
+        ("passwd:\tslurm files", Level.WARN),
+        ("  passwd: files [SUCCESS=return] slurm systemd", Level.WARN),
+    ],
+)
+def test_users_that_only_steps_can_look_up_are_reported(tmp_path: Path, line: str, level: Level) -> None:
+    file = tmp_path / "nsswitch.conf"
+    file.write_text(f"# of the site\n{line}\nhosts: files dns\n")
+    assert node.name_service(file).level is level
+    assert node.name_service(tmp_path / "absent").level is Level.OK
+
+
 def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
     same = executable(tmp_path / "vhpc-run", f"echo vhpc-run {__version__}")
     other = executable(tmp_path / "vhpc-shim", "echo vhpc-shim 0.0.9")

@@ -48,12 +48,32 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
         yield guest_program(Path(config.paths.libexec) / name)
     yield from uid_range(config, Path("/etc/subuid"))
     yield qemu_group(config)
+    yield name_service(Path("/etc/nsswitch.conf"))
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     yield run_folder(config.paths.run, mounts)
     yield from state_folder(config.paths.state, mounts, root=root)
     if root:
         yield from acknowledgements(config)
     yield apparmor(config, Path("/"))
+
+
+def name_service(file: Path) -> CheckResult:
+    """Whether a Prolog can look up users: nss_slurm answers only within steps, and a Prolog is in none."""
+    name = "node.name_service"
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""  # glibc then uses files
+    found = re.search(r"^\s*passwd:([^#\n]*)", text, re.MULTILINE)
+    services = [word for word in found[1].split() if not word.startswith("[")] if found else ["files"]
+    if "slurm" not in services or set(services) - {"slurm", "files", "compat", "systemd"}:
+        return ok(name, f"users are looked up in: {', '.join(services)}")
+    return warn(
+        name,
+        f"{file} has 'passwd: {' '.join(services)}': a Prolog finds only users that are "
+        "in the node's files, and jobs of others drain it",
+        "add the site's directory, such as sss, behind slurm",
+    )
 
 
 def topology(config: Config, node: str) -> Iterator[CheckResult]:
