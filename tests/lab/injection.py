@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from cluster import NODES, Job, Lab
@@ -77,19 +77,32 @@ def unplugged(lab: Lab, node: str) -> Iterator[None]:
 
 
 @contextmanager
-def silent_nodes_are_down(lab: Lab) -> Iterator[None]:
-    """A slurmctld that takes a silent node for down after 20 s, not 300."""
-    hosts, conf = ("ctl", "login", "n1", "n2"), lab.slurm_conf
-    set_it = f"cp {conf} {conf}.kept && echo SlurmdTimeout=20 >> {conf}"
-    for host in hosts:
-        lab.run(host, "sh", "-c", set_it)
+def slurm_conf(lab: Lab, edit: str, *, restart: bool = False) -> Iterator[None]:
+    """All hosts have a slurm.conf changed by a sed script (-E); ``restart``: daemons load its plugins."""
+    hosts, conf = ("ctl", "login", *NODES), lab.slurm_conf
+
+    def read_again() -> None:
+        if not restart:
+            lab.run("ctl", "scontrol", "reconfigure")
+            return
+        for host, unit in (("ctl", "slurmctld"), *((node, "slurmd") for node in NODES)):
+            lab.service(host, "restart", unit)
+        lab.all_idle()
+
     try:
-        lab.run("ctl", "scontrol", "reconfigure")
+        for host in hosts:
+            lab.run(host, "sh", "-ec", f'cp {conf} {conf}.kept; sed -E -i "$0" {conf}', edit)
+        read_again()
         yield
     finally:
         for host in hosts:
-            lab.run(host, "mv", f"{conf}.kept", conf)
-        lab.run("ctl", "scontrol", "reconfigure")
+            lab.run(host, "sh", "-c", f"[ ! -e {conf}.kept ] || mv {conf}.kept {conf}")
+        read_again()
+
+
+def silent_nodes_are_down(lab: Lab) -> AbstractContextManager[None]:
+    """A slurmctld that takes a silent node for down after 20 s, not 300."""
+    return slurm_conf(lab, "$a SlurmdTimeout=20")
 
 
 def paused(lab: Lab, job: Job, node: str) -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster import IMAGE, NODES, Lab
-from injection import ask_again, one_line, requeued, settled, until
+from cluster import IMAGE, Lab
+from injection import ask_again, one_line, requeued, settled, slurm_conf, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
-HOSTS = ("ctl", "login", *NODES)
 # nohold_on_prolog_fail: nothing but vhpc stops a job that would fail again and again
 SETTINGS = "s/^PrologFlags=.*/&,ForceRequeueOnFail/; s/^SchedulerParameters=.*/&,nohold_on_prolog_fail/"
 MISTAKE = "no-such-image"
@@ -19,16 +18,9 @@ MISTAKE = "no-such-image"
 
 @pytest.fixture(scope="module", autouse=True)
 def _forced(lab: Lab) -> Iterator[None]:
-    conf = lab.slurm_conf
-    for host in HOSTS:
-        lab.run(host, "sh", "-ec", f"cp {conf} {conf}.kept; sed -i '{SETTINGS}' {conf}")
-    lab.run("ctl", "scontrol", "reconfigure")
-    shown = lab.run("ctl", "scontrol", "show", "config").out
-    assert "ForceRequeueOnFail" in shown
-    yield
-    for host in HOSTS:
-        lab.run(host, "mv", f"{conf}.kept", conf)
-    lab.run("ctl", "scontrol", "reconfigure")
+    with slurm_conf(lab, SETTINGS):
+        assert "ForceRequeueOnFail" in lab.run("ctl", "scontrol", "show", "config").out
+        yield
 
 
 @pytest.fixture

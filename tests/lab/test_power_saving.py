@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import NODES, VLAB, Lab
-from injection import settled, until
+from injection import settled, slurm_conf, until
 
 from pace import limit
 
@@ -17,39 +17,25 @@ pytestmark = pytest.mark.lab
 
 FOLDER, ASKED, SLEEPER = "/scratch/power", "/scratch/power/asked", "n2"
 VHPCD_ASKS_S = 60
-HOSTS = ("ctl", "login", *NODES)
-# slurmctld runs them; in place of a machine's power the test switches slurmd
+# slurmctld runs them; the test switches the node off and on
 PROGRAMS = {name: f'#!/bin/sh\necho "{name} $1" >>{ASKED}\n' for name in ("suspend", "resume")}
 SETTINGS = f"""
-SuspendProgram={FOLDER}/suspend
-ResumeProgram={FOLDER}/resume
-SuspendTime=86400
-SuspendTimeout=5
-ResumeTimeout=600
+$a SuspendProgram={FOLDER}/suspend
+$a ResumeProgram={FOLDER}/resume
+$a SuspendTime=86400
+$a SuspendTimeout=5
+$a ResumeTimeout=600
 """
-
-
-def restart(lab: Lab) -> None:
-    """Daemons of Slurm with the present slurm.conf."""
-    for host, unit in (("ctl", "slurmctld"), *((node, "slurmd") for node in NODES)):
-        lab.service(host, "restart", unit)
-    lab.all_idle()
 
 
 @pytest.fixture(scope="module")
 def power(lab: Lab) -> Iterator[None]:
     """A Slurm with power saving; nodes are powered down by command only."""
-    conf = lab.slurm_conf
     write = "".join(f"cat >{FOLDER}/{name} <<'END'\n{text}END\n" for name, text in PROGRAMS.items())
     script = f"mkdir {FOLDER}; {write}chmod 755 {FOLDER}/*; touch {ASKED}; chmod 666 {ASKED}"
     lab.run("ctl", "sh", "-e", stdin=script)
-    for host in HOSTS:
-        lab.run(host, "sh", "-ec", f"cp {conf} {conf}.kept; cat >>{conf}", stdin=SETTINGS)
-    restart(lab)
-    yield
-    for host in HOSTS:
-        lab.run(host, "mv", f"{conf}.kept", conf)
-    restart(lab)
+    with slurm_conf(lab, SETTINGS, restart=True):
+        yield
     lab.run("ctl", "rm", "-r", FOLDER)
 
 

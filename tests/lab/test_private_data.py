@@ -12,11 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Lab
-from injection import WAITING, let_go, runs, settled, until
+from injection import WAITING, configured, let_go, runs, settled, slurm_conf, until
 
 pytestmark = pytest.mark.lab
 
-TOML = "/etc/vhpc/vhpc.toml"
 LOG = "/var/log/vlab/vhpcd.log"
 COMPLAINT = "hides jobs of other users from vhpc"
 GRACE_S = 30  # so old is a lease that a missing job ends
@@ -42,19 +41,15 @@ def level(lab: Lab, wanted: str) -> None:
 @pytest.fixture
 def private(lab: Lab) -> Iterator[None]:
     """A cluster that hides jobs, with a vhpcd that looks every two seconds."""
-    conf = lab.slurm_conf
-    lab.run("ctl", "sh", "-c", f"cp {conf} {conf}.kept; cp {TOML} {TOML}.kept")
-    lab.run("ctl", "sh", "-c", f"echo PrivateData=accounts,jobs,users >> {conf}")
-    lab.run("ctl", "sed", "-i", r"s/^\[controller\]$/&\nreconcile_interval_s = 2/", TOML)
+    often = configured(lab, "ctl", "controller", "reconcile_interval_s = 2")
     try:
-        lab.run("ctl", "scontrol", "reconfigure")
-        lab.service("ctl", "restart", "vhpcd")
-        hidden = ("sh", "-c", "scontrol show config | grep ^PrivateData")
-        until(lambda: "jobs" in lab.run("ctl", *hidden).out, "PrivateData")
-        yield
+        with slurm_conf(lab, "$a PrivateData=accounts,jobs,users"), often:
+            lab.service("ctl", "restart", "vhpcd")
+            hidden = ("sh", "-c", "scontrol show config | grep ^PrivateData")
+            until(lambda: "jobs" in lab.run("ctl", *hidden).out, "PrivateData")
+            yield
+            level(lab, "Operator")
     finally:
-        level(lab, "Operator")
-        lab.run("ctl", "sh", "-c", f"mv {conf}.kept {conf}; mv {TOML}.kept {TOML}; scontrol reconfigure")
         lab.service("ctl", "restart", "vhpcd")
 
 

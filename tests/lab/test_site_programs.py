@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, NODES, Job, Lab
-from injection import WAITING, let_go, one_line, runs, said, settled, until
+from injection import WAITING, let_go, one_line, runs, said, settled, slurm_conf, until
 
 pytestmark = pytest.mark.lab
 
@@ -76,32 +76,22 @@ SALLOC = "echo own >from-salloc; sbcast from-salloc /tmp/from-salloc; srun cat /
 @pytest.fixture(scope="module")
 def site(lab: Lab) -> Iterator[None]:
     """Programs of a site in a slurm.conf that all hosts have."""
-    conf = lab.slurm_conf
-    container = f"{conf.rpartition('/')[0]}/job_container.conf"
+    container = f"{lab.slurm_conf.rpartition('/')[0]}/job_container.conf"
     write = "".join(
         f"cat >{FOLDER}/{name} <<'END'\n#!/bin/sh\n{text.strip()}\nEND\n" for name, text in PROGRAMS.items()
     )
     set_it = (
         f"mkdir {FOLDER}; {write}chmod 755 {FOLDER}/*; ln -s epilog-careful {FOLDER}/epilog; touch {LOG}; "
-        f"chmod 666 {LOG}; printf 'AutoBasePath=true\\nBasePath={PRIVATE}\\n' >{container}; "
-        f"cp {conf} {conf}.kept; sed -i '{SETTINGS.strip()}' {conf}"
+        f"chmod 666 {LOG}; printf 'AutoBasePath=true\\nBasePath={PRIVATE}\\n' >{container}"
     )
     for host in HOSTS:
         lab.run(host, "sh", "-e", stdin=set_it)
-    restart(lab)
-    for node in NODES:
-        lab.run(node, "python3", "-", stdin=HIGHER_IDS)
-    yield
+    with slurm_conf(lab, SETTINGS, restart=True):
+        for node in NODES:
+            lab.run(node, "python3", "-", stdin=HIGHER_IDS)
+        yield
     for host in HOSTS:
-        lab.run(host, "sh", "-c", f"mv {conf}.kept {conf}; rm -rf {FOLDER} {container} {LOG}")
-    restart(lab)
-
-
-def restart(lab: Lab) -> None:
-    """Daemons of Slurm with the present slurm.conf: older ones do not load other plugins when they run."""
-    for host, unit in (("ctl", "slurmctld"), *((node, "slurmd") for node in NODES)):
-        lab.service(host, "restart", unit)
-    lab.all_idle()
+        lab.run(host, "sh", "-c", f"rm -rf {FOLDER} {container} {LOG}")
 
 
 def log_of(lab: Lab) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from cluster import Lab
-from injection import configured, settled, until
+from injection import configured, settled, slurm_conf, until
 
 pytestmark = pytest.mark.lab
 
@@ -57,29 +57,18 @@ def devices(lab: Lab) -> Iterator[None]:
     ask(lab, "list")
     conf, hosts = lab.slurm_conf, ("ctl", "login", *lab.nodes)
     gres = f"{conf.rpartition('/')[0]}/gres.conf"
-    edit = f"s/^(NodeName=.*) CPUs=.* RealMemory=/\\1 {NODE} RealMemory=/"
-    take = (
-        f"cp {conf} {conf}.kept && cat > {gres} && echo GresTypes=gpu,ibvf >> {conf}"
-        f" && sed -E -i '{edit}' {conf} && grep -q {UNITS} {conf}"
-    )
-
-    def restart() -> None:
-        lab.service("ctl", "restart", "slurmctld")
-        for node in lab.nodes:
-            lab.service(node, "restart", "slurmd")
-        until(lambda: all(lab.node_state(node)[0] == "IDLE" for node in lab.nodes), "idle nodes")
-
-    try:
-        for host in hosts:
-            lab.run(host, "sh", "-ec", take, stdin=DEVICES)
-        restart()
-        yield
-    finally:
-        lab.run("ctl", "scancel", "--user=alice")
-        lab.quiet()
-        for host in hosts:
-            lab.run(host, "sh", "-c", f"[ ! -e {conf}.kept ] || mv {conf}.kept {conf}; rm -f {gres}")
-        restart()
+    edit = f"s/^(NodeName=.*) CPUs=.* RealMemory=/\\1 {NODE} RealMemory=/\n$a GresTypes=gpu,ibvf"
+    for host in hosts:
+        lab.run(host, "sh", "-c", f"cat > {gres}", stdin=DEVICES)
+    with slurm_conf(lab, edit, restart=True):
+        try:
+            lab.run("ctl", "grep", "-q", UNITS, conf)
+            yield
+        finally:
+            lab.run("ctl", "scancel", "--user=alice")
+            lab.quiet()
+            for host in hosts:
+                lab.run(host, "rm", gres)
 
 
 @pytest.mark.usefixtures("devices")
@@ -169,12 +158,6 @@ def test_a_slurmctld_that_hangs_stops_no_thread(lab: Lab, jobs: list[int]) -> No
 
 @pytest.mark.results
 def test_jobs_that_are_hidden_are_an_error(lab: Lab, jobs: list[int]) -> None:
-    conf = lab.slurm_conf
-    lab.run(
-        "ctl", "sh", "-c", f"cp {conf} {conf}.kept; echo PrivateData=jobs >> {conf}; scontrol reconfigure"
-    )
-    try:
+    with slurm_conf(lab, "$a PrivateData=jobs"):
         assert set(ask(lab, "list")) == set(jobs)
         assert "PrivateData in slurm.conf hides jobs of other users from bob" in ask(lab, "list", user="bob")
-    finally:
-        lab.run("ctl", "sh", "-c", f"mv {conf}.kept {conf}; scontrol reconfigure")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, NODES, Lab
-from injection import settled
+from injection import settled, slurm_conf
 
 from x11_programs import CLIENT, COOKIE, ENTRIES, SERVER, authority
 
@@ -54,22 +54,12 @@ else:
 )
 
 
-def restart(lab: Lab) -> None:
-    """Daemons of Slurm with the present slurm.conf."""
-    for host, unit in (("ctl", "slurmctld"), *((node, "slurmd") for node in NODES)):
-        lab.service(host, "restart", unit)
-    lab.all_idle()
-
-
 @pytest.fixture(scope="module")
 def forwarding(lab: Lab) -> Iterator[None]:
     """A Slurm that forwards X11, and a display on the login host."""
-    conf = lab.slurm_conf
     for host in HOSTS:
-        change = f"cp {conf} {conf}.kept; sed -i '{SETTINGS}' {conf}"
         add = f"test -e {XAUTH} || {{ cat >{XAUTH}; chmod 755 {XAUTH}; touch {XAUTH}.ours; }}"
-        lab.run(host, "sh", "-ec", f"{change}; {add}", stdin=XAUTH_STAND_IN)
-    restart(lab)
+        lab.run(host, "sh", "-ec", add, stdin=XAUTH_STAND_IN)
     known = authority(256, b"login", str(DISPLAY).encode(), b"MIT-MAGIC-COOKIE-1", COOKIE)
     files = f"""
 mkdir -p {FOLDER}; cd {FOLDER}; umask 077
@@ -85,13 +75,11 @@ echo $! >pid
 until grep listens heard; do sleep 0.2; done
 """
     lab.run("login", "sh", "-e", user="alice", stdin=files)
-    yield
+    with slurm_conf(lab, SETTINGS, restart=True):
+        yield
     lab.run("login", "sh", "-c", f"kill $(cat {FOLDER}/pid); rm -rf {FOLDER}", user="alice")
     for host in HOSTS:
-        lab.run(
-            host, "sh", "-ec", f"mv {conf}.kept {conf}; if rm {XAUTH}.ours 2>/dev/null; then rm {XAUTH}; fi"
-        )
-    restart(lab)
+        lab.run(host, "sh", "-c", f"if rm {XAUTH}.ours 2>/dev/null; then rm {XAUTH}; fi")
 
 
 def step(lab: Lab, *srun: str, terminal: bool = False, display: str = f"localhost:{DISPLAY}.0") -> list[str]:

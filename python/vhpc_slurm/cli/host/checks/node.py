@@ -58,7 +58,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
 
 
 def name_service(file: Path) -> CheckResult:
-    """Whether a Prolog can look up users: nss_slurm answers only within steps, and a Prolog is in none."""
+    """Warn if only steps can look up users: nss_slurm does not answer a Prolog."""
     name = "node.name_service"
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
