@@ -19,9 +19,12 @@ from vlablib.rootfs import acquire, disk
 from vlablib.settings import Lab, deadline
 
 MEMORY_MIB = 3072
+# On a slow machine udev needs minutes to find the disks: with the usual limits the boot would end in a shell
+# that nobody sees.  `hwlab up` has the only limit, which follows from the machine's speed.
 _CMDLINE = (
     "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
     " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
+    " udev.event_timeout=3600 systemd.default_device_timeout_sec=infinity"
 )
 # Their order and ports determine the PCI addresses in lab/hardware/ and tests/hw/.
 _DEVICES = (

@@ -36,9 +36,10 @@ _FILES = {
     "etc/hostname": "hw\n",
     "etc/hosts": "127.0.0.1 localhost\n10.78.0.2 hw\n",
     "etc/machine-id": "5b0b7a1a2c4d4b2b9d3f6a7081920a3b\n",
-    # udev would load KVM late, and not at all if that takes longer than its limit
+    # udev would load KVM late, after the first guest has started
     "etc/modules-load.d/vlab.conf": "kvm_amd\nvfio-pci\n",
-    "etc/systemd/system/systemd-modules-load.service.d/vlab.conf": "[Service]\nTimeoutSec=infinity\n",
+    # for every service, as on the kernel's command line (hardware.py)
+    "etc/systemd/system/service.d/vlab.conf": "[Service]\nTimeoutStartSec=infinity\nWatchdogSec=0\n",
     "etc/slurm/plugstack.conf": "required vhpc.so\n",
     "etc/systemd/system/multi-user.target.d/vlab.conf": (
         "[Unit]\nWants=vlab-address.service vlab-agent.service vhpcd.service\n"
@@ -108,9 +109,9 @@ def archive(tree: Path) -> bytes:
         out.file(f"vlab/{target}", (_TEMPLATES / name).read_bytes(), mode)
     for target, text in _FILES.items():
         out.file(f"vlab/{target}", text.encode())
+    limits = {name: slower(seconds) for name, seconds in _LIMITS.items()}
     for target in ("etc/vhpc/vhpc.toml", "etc/slurm/slurm.conf"):
         template = (_TEMPLATES / f"{Path(target).name}.in").read_text(encoding="utf-8")
-        limits = {name: slower(seconds) for name, seconds in _LIMITS.items()}
         out.file(f"vlab/{target}", Template(template).substitute(limits).encode())
     unit = (CHECKOUT / "systemd/vhpc-node-setup.service.in").read_text(encoding="utf-8")
     unit = unit.replace("@VHPC_COMMAND@", "/usr/bin/vhpc")

@@ -112,7 +112,8 @@ class Machine:
     def boot(self) -> None:
         """Switch it on."""
         with self.stage("machine boots, node-setup, slurmd registers"):
-            subprocess.run([HWLAB, "up"], check=True, timeout=limit(900))
+            up = subprocess.run([HWLAB, "up"], check=False, timeout=limit(900))
+        assert up.returncode == 0, f"hwlab up failed; the machine's console ends with:\n{self.console()}"
 
     def revive(self) -> None:
         """Switch it on again where it has died, and where it hangs."""
