@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from vlablib.rootfs import acquire, disk
 from vlablib.settings import Lab, deadline
 
 MEMORY_MIB = 3072
-# On a slow machine udev needs minutes to find the disks: with the usual limits the boot would end in a shell
-# that nobody sees.  `hwlab up` has the only limit, which follows from the machine's speed.
+_NICENESS = -15
+# On a slow machine udev needs minutes to find the disks, and the usual limits end the boot in emergency mode.
+# The limit of `hwlab up` follows from the machine's speed.
 _CMDLINE = (
     "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
     " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
@@ -112,11 +114,15 @@ def start(machine: Machine) -> None:
         _make_catalog_disk(machine, images)
     command = [*_emulator(root), *_options(machine, disk(root), images)]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", _CMDLINE]
+    # before other work: Slurm in the machine has limits in real time
+    command = ["nice", "-n", str(_NICENESS), *command]
     with (machine.state / "qemu.log").open("wb") as log:
         # the open descriptor prevents the removal of the tree and its disk
-        subprocess.Popen(
+        qemu = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(fd,)
         )
+    with suppress(OSError):  # with autogroups the kernel compares sessions, not processes
+        Path(f"/proc/{qemu.pid}/autogroup").write_text(str(_NICENESS), encoding="ascii")
     os.close(fd)
     for _ in deadline(20):
         if machine.pid() is not None and machine.port.exists():

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     spoiled = [MachineDiedError.__name__, GuestDiedError.__name__]
     for item in items:
         if "hw" in item.keywords:
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=spoiled))
+            item.add_marker(pytest.mark.flaky(reruns=4, only_rerun=spoiled))
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> str:
@@ -56,7 +56,10 @@ def differences(before: dict[str, object], after: dict[str, object]) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the stages."""
+    """Print the stages, and why tests were run again."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"why {report.nodeid} was run again")
+        terminalreporter.write_line(report.longreprtext)
     found = config.stash.get(_TABLE, None)
     if found is not None and found.stages:
         terminalreporter.section("hardware lab: seconds by stage")
