@@ -11,6 +11,7 @@
 
 #include "agent.h"
 #include "fabric.h"
+#include "imageenv.h"
 #include "reach.h"
 #include "link.h"
 #include "rig.h"
@@ -36,8 +37,11 @@ int __wrap_script_write(const struct execspec *spec, bool *written)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct agent a = {
-        .system = false, .sysfs = "/nonexistent", .topology_file = "/nonexistent/topology"};
+    struct image_env image_env = {0};
+    struct agent a = {.system = false,
+                      .image_env = &image_env,
+                      .sysfs = "/nonexistent",
+                      .topology_file = "/nonexistent/topology"};
     int pair[2];
     bool work = false;
     hello_init(&a.hello);
@@ -66,6 +70,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     free(a.interface);
     free(a.nodelist);
     free(a.host_names);
+    free(a.start_dir);
+    image_env_free(&image_env);
     (void)close(pair[0]);
     return 0;
 }

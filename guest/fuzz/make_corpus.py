@@ -137,6 +137,9 @@ FROM_HOST = {
         field(48, 6) + field(68, 0x9000) + field(69, bytes(range(1, 9))) + field(72, b"10.128.0.1/12"),
     ),
     "topology": frame(REQUEST, field(48, 7) + field(49, 5) + field(74, b'<system version="1"/>')),
+    "environment": frame(
+        REQUEST, field(48, 34) + field(49, 7) + field(21, b"SET=1") + field(21, b"KEPT") + field(22, b"/work")
+    ),
     "network": frame(
         REQUEST,
         field(48, 8)
