@@ -36,7 +36,7 @@ _FILES = {
     "etc/hostname": "hw\n",
     "etc/hosts": "127.0.0.1 localhost\n10.78.0.2 hw\n",
     "etc/machine-id": "5b0b7a1a2c4d4b2b9d3f6a7081920a3b\n",
-    # udev would load KVM late, after the first guest has started
+    # udev loads KVM late, on a slow machine after the first guest has started
     "etc/modules-load.d/vlab.conf": "kvm_amd\nvfio-pci\n",
     # for every service, as on the kernel's command line (hardware.py)
     "etc/systemd/system/service.d/vlab.conf": "[Service]\nTimeoutStartSec=infinity\nWatchdogSec=0\n",

@@ -62,7 +62,8 @@ def devices(lab: Lab) -> Iterator[None]:
         lab.run(host, "sh", "-c", f"cat > {gres}", stdin=DEVICES)
     with slurm_conf(lab, edit, restart=True):
         try:
-            lab.run("ctl", "grep", "-q", UNITS, conf)
+            for host in hosts:
+                lab.run(host, "grep", "-q", UNITS, conf)
             yield
         finally:
             lab.run("ctl", "scancel", "--user=alice")
