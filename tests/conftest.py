@@ -55,7 +55,12 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests in the list of slow ones run in make check-slow only."""
+    """Tests of a file are a group, and those in the list of slow ones run in make check-slow only.
+
+    pytest-xdist reads groups before a hook of ``pytest_collection_modifyitems`` that is here could set them.
+    """
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
     path, _, name = item.nodeid.removeprefix("tests/").partition("::")
     test = name.partition("[")[0]
     if not SLOW.keys().isdisjoint({path, f"{path}::{test}", f"{path}::{name}"}):
@@ -67,5 +72,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         own = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(limit(own.args[0] if own else LIMIT_S)), append=False)
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
