@@ -73,6 +73,11 @@ static bool settle_image(struct vhpc_values *values, char *why, size_t size)
 {
     char source[VHPC_VALUE_SIZE];
 
+    if (strncmp(values->text[VHPC_IMAGE], VHPC_OF_CHECKPOINT, strlen(VHPC_OF_CHECKPOINT)) == 0) {
+        snprintf(why, size, "--vhpc-image=%.80s is no image; use --vhpc-resume=NAME",
+                 values->text[VHPC_IMAGE]);
+        return false;
+    }
     if (strcmp(values->text[VHPC_IMAGE], VHPC_IMAGE_LIST) == 0) {
         vhpc_source_list(vhpc_plugin.args.command, why, size);
         return false;
@@ -82,6 +87,35 @@ static bool settle_image(struct vhpc_values *values, char *why, size_t size)
     memcpy(source, values->text[VHPC_IMAGE], sizeof source);
     return vhpc_source_resolve(vhpc_plugin.args.command, source, values->text[VHPC_IMAGE], why,
                                size);
+}
+
+/*
+ * A job that continues a checkpoint has all of its guests from there.  The name of the checkpoint
+ * takes the place of the image: by that, scripts and tasks know a job with guests.
+ */
+static bool settle_resumed(struct vhpc_values *values, char *why, size_t size)
+{
+    if (!has_script()) {
+        snprintf(why, size,
+                 "--vhpc-resume continues a batch script, so it is for sbatch only; remove it");
+        return false;
+    }
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
+        if (id == VHPC_RESUME || id == VHPC_TIMEOUT || id == VHPC_CONSOLE) {
+            if (!add_default(values, (enum vhpc_option_id)id, why, size))
+                return false;
+        } else if (values->set[id]) {
+            snprintf(why, size,
+                     "--%s cannot be given with --vhpc-resume, whose guests exist already; remove "
+                     "one of the two",
+                     vhpc_options[id].name);
+            return false;
+        }
+    }
+    snprintf(values->text[VHPC_IMAGE], sizeof values->text[VHPC_IMAGE], "%s%.*s",
+             VHPC_OF_CHECKPOINT, VHPC_CHECKPOINT_MAX, values->text[VHPC_RESUME]);
+    values->set[VHPC_IMAGE] = true;
+    return true;
 }
 
 /* Whether the user has asked for nothing that needs an image. */
@@ -115,6 +149,10 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
     bool asked = values->set[VHPC_ENVIRONMENT];
 
     memset(&file, 0, sizeof file);
+    if (!values->set[VHPC_IMAGE] && !add_default(values, VHPC_RESUME, why, size))
+        return false;
+    if (values->set[VHPC_RESUME])
+        return settle_resumed(values, why, size);
     if (!add_default(values, VHPC_IMAGE, why, size) ||
         !add_default(values, VHPC_ENVIRONMENT, why, size) ||
         (values->set[VHPC_ENVIRONMENT] &&
@@ -129,7 +167,7 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
     if (!settle_image(values, why, size))
         return false;
     for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
-        if (id == VHPC_SAVE && !has_script())
+        if (id == VHPC_RESUME || (id == VHPC_SAVE && !has_script()))
             continue;
         if (!add_default(values, (enum vhpc_option_id)id, why, size))
             return false;

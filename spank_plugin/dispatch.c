@@ -49,7 +49,8 @@ static void tell_exported(void)
     static bool told; /* components of a heterogeneous job share an environment */
     struct vhpc_srun_words said = {0};
     char name[VHPC_NAME_SIZE];
-    bool has_guests = vhpc_plugin.given.set[VHPC_IMAGE] || getenv(vhpc_carrier(VHPC_IMAGE, name));
+    bool has_guests = vhpc_plugin.given.set[VHPC_IMAGE] || vhpc_plugin.given.set[VHPC_RESUME] ||
+                      getenv(vhpc_carrier(VHPC_IMAGE, name));
 
     if (told)
         return;

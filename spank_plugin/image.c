@@ -60,6 +60,8 @@ bool vhpc_is_source(const char *text)
         "oci", "oci-archive", "docker-archive", "tar", "dir", "qcow2", "raw", "vmdk"};
     const char *colon = strchr(text, ':');
 
+    if (strncmp(text, VHPC_OF_CHECKPOINT, strlen(VHPC_OF_CHECKPOINT)) == 0)
+        return true;
     if (strncmp(text, "docker://", strlen("docker://")) == 0)
         return text[strlen("docker://")] != '\0';
     if (colon == NULL || strchr(colon, '/') == NULL)

@@ -10,6 +10,8 @@
 /* In place of a name: the images are listed, and no job is created.  An image of this name is
  * "list:latest". */
 #define VHPC_IMAGE_LIST "list"
+/* Before the name of a checkpoint in place of an image (vhpc_slurm.hooks.slurmctld). */
+#define VHPC_OF_CHECKPOINT "checkpoint://"
 
 /* docker://NAME, or one of the kinds of `vhpc image import` with a slash in its path. */
 bool vhpc_is_source(const char *text);

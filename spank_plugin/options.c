@@ -240,6 +240,23 @@ static bool parse_image(const struct vhpc_option *option, const char *text,
     return vhpc_image_parse(text, value, why);
 }
 
+/* [A-Za-z0-9][A-Za-z0-9._-]{0,63} */
+static bool parse_checkpointname(const struct vhpc_option *option, const char *text,
+                                 char value[VHPC_VALUE_SIZE], const char **why)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t length = strspn(text, allowed);
+
+    (void)option;
+    (void)why;
+    if (length == 0 || length > VHPC_CHECKPOINT_MAX || text[length] != '\0' ||
+        strchr("._-", text[0]) != NULL)
+        return false;
+    memcpy(value, text, length + 1);
+    return true;
+}
+
 /* A name in the catalogue of the user: the site's catalogue is not the user's to change. */
 static bool parse_ownimage(const struct vhpc_option *option, const char *text,
                            char value[VHPC_VALUE_SIZE], const char **why)

@@ -192,6 +192,7 @@ static void check(spank_t spank, const struct task *task, const struct vhpc_stat
 static bool set_environment(spank_t spank, const struct task *task, const struct vhpc_state *state,
                             bool runs_in_guest)
 {
+    bool attaches = runs_in_guest && task->step == SLURM_BATCH_SCRIPT && state->attach[0] != '\0';
     bool several = runs_in_guest && state->guests > 1;
     char guest[16];
     char guests[16];
@@ -213,6 +214,7 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         {"VHPC_RUN_COMPONENTS", runs_in_guest && state->components > 0 ? components : NULL},
         {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
+        {"VHPC_RUN_ATTACH", attaches ? state->attach : NULL},
         {"VHPC_RUN_SAVE", runs_in_guest ? task->save : NULL},
         {"VHPC_RUN_SAVE_COMMAND",
          runs_in_guest && task->save != NULL ? vhpc_plugin.args.command : NULL},

@@ -37,6 +37,7 @@ enum key {
     GUESTS,
     COMPONENTS,
     WARNING,
+    ATTACH,
     KEYS
 };
 
@@ -57,6 +58,7 @@ static const char *const key_names[KEYS] = {
     [WARNING] = "warning",
     [COMPONENTS] = "components",
     [COMMAND_PATH] = "command_path",
+    [ATTACH] = "attach",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -187,6 +189,9 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
     state->command_path = values[COMMAND_PATH] == NULL ? "" : values[COMMAND_PATH];
     state->warning = values[WARNING] == NULL ? "" : values[WARNING];
+    state->attach = values[ATTACH] == NULL ? "" : values[ATTACH];
+    if (state->attach[0] != '\0' && strcmp(state->attach, "batch") != 0)
+        return refuse(why, size, "attach is not batch");
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     state->cpus = values[CPUS] == NULL ? "" : values[CPUS];
     if (!read_guests(state, values[GUESTS]))

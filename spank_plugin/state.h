@@ -30,6 +30,7 @@ struct vhpc_state {
     const char *command_path; /* directory of Slurm's commands; "" when none is named */
     uint32_t guests;          /* on this node; their sockets differ in the folder: g0, g1, ... */
     uint32_t components;      /* of a het job, if they have one network for MPI; else 0 */
+    const char *attach;       /* step whose program in the guest is taken over: batch; "" if none */
     const char *warning;      /* message for the user when the job starts; "" if there is none */
     const char *gpus;         /* the node's numbers of GPUs: "5:2,7", a comma between guests */
     const char *cpus;         /* the node's CPU of each vCPU, in the same form; "" if unknown */

@@ -25,7 +25,7 @@ void accounting_of_session(const struct session *s, struct usage *u)
     char folder[4096];
     *u = (struct usage){0};
     if (s->cgroup_made) {
-        cgroup_path(s->agent, s->id, folder, sizeof folder);
+        cgroup_path(s->agent, s->number, folder, sizeof folder);
         usage_read(folder, u);
     }
     if (s->max_rss > 0)

@@ -32,10 +32,28 @@ struct session_pmi {
     struct pmiwatch watch;  /* what the program asks there */
 };
 
+/* hold.c: the state of a hold. */
+enum hold_phase {
+    HOLD_NONE,
+    HOLD_WAITING,  /* for what is in the way */
+    HOLD_FREEZING, /* until all processes are stopped */
+    HOLD_DRAINING, /* until the host has written the output */
+    HOLD_HELD,
+};
+
+struct hold {
+    enum hold_phase phase;
+    uint32_t session, request; /* that wait for the answer */
+    bool left;                 /* their client is gone: a hold that is not complete ends */
+    long long until, next;     /* ms: its end, and the next attempt */
+    char why[256];             /* what is in the way, one clause */
+};
+
 struct session {
     struct session *next;
     struct agent *agent;
-    uint32_t id;
+    uint32_t id;            /* on the channel, whose next connection numbers from 1 again */
+    uint32_t number;        /* of this agent, never twice: names its cgroup */
     struct message exec;    /* EXEC being received */
     struct message request; /* REQUEST being received */
     struct flow flow;       /* of the command, until the task takes it over */
@@ -48,7 +66,9 @@ struct session {
     bool starts_there; /* in the agent's start_dir */
     bool frozen;       /* by a SIGTSTP, until SIGCONT */
     bool halted;       /* by a SIGSTOP, until any other frame of the client */
+    bool parked;       /* by a hold, until its end or until it is attached */
     bool held;         /* the cgroup is frozen */
+    bool waiting;      /* its EXEC is complete, and starts at the end of a hold */
     bool counted;      /* what it used is in the agent's table */
     uint64_t max_rss;  /* bytes, of its largest process that has ended; 0 = none has */
     uint32_t last_call;
@@ -75,6 +95,8 @@ struct agent {
     bool powering_off; /* ... after the reply was sent */
     struct hello hello;
     struct session *sessions;
+    uint32_t last_session; /* number */
+    struct hold hold;
     struct source signals;
     struct source listener; /* call socket */
     const char *call_socket;
@@ -104,18 +126,32 @@ struct agent {
     pid_t locks; /* process of locks.h; 0 = none */
 };
 
+/* Whether nothing new may begin: no program, and no command or connection on the host. */
+static inline bool hold_is_quiet(const struct agent *a)
+{
+    return a->hold.phase >= HOLD_FREEZING;
+}
+
 /* host.c */
 int host_open(struct agent *a, int fd, bool port);
 
 /* emulation.c: CPUID names QEMU's emulation (TCG); else a real CPU runs this guest. */
 bool is_emulated(void);
 
-/* session_list.c: a session that is not closed, or NULL; a new session, or NULL */
+/*
+ * session_list.c: a session that is not closed, by its id on the channel or by its number, or NULL;
+ * a new session, or NULL
+ */
 struct session *session_find(const struct agent *a, uint32_t id);
+struct session *session_numbered(const struct agent *a, uint32_t number);
 struct session *session_add(struct agent *a, uint32_t id);
 
 /* session.c: life of a session */
 int session_exec(struct session *s, const struct frame *f);
+/* Start the program of an EXEC that is complete; 0 or -errno. */
+int session_begin(struct session *s);
+/* attach.c: the session's EXEC takes over a detached program. 0 or -errno. */
+int session_attach(struct session *s);
 void session_close(struct session *s);
 void sessions_reap(struct agent *a);
 /*
@@ -133,6 +169,10 @@ int cgroup_open(const struct agent *a, uint32_t session);
 int cgroup_enter(const struct agent *a, uint32_t session);
 /* Stop or continue all processes of the session; 0 or -errno. */
 int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
+/* The same for programs that ssh starts, now and later. */
+int cgroup_freeze_login(const struct agent *a, bool frozen);
+/* Whether all processes of the session, or of ssh (0), are stopped. */
+bool cgroup_is_frozen(const struct agent *a, uint32_t session);
 /* Signal the processes of a process group in the session, but not its leader. */
 void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number);
 /* Kill every process of the session, with or without cgroups. */
@@ -159,6 +199,8 @@ extern const struct task_ops session_ops;
 void session_signal(struct task *t, int number);
 void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
+/* Stop or continue its processes, after a change of what stops them; false if that fails. */
+bool session_freeze(struct session *s);
 
 /*
  * pmi.c: end the program with spec.pmi_refusal if it uses PMI; the line is dropped if it does not
@@ -225,6 +267,8 @@ void callers_close(struct agent *a, const struct session *s);
 void callers_sweep(struct agent *a);
 /* Host calls of the session, including its links. */
 uint32_t calls_alive(const struct session *s);
+/* Name of a command of the guest that runs on the host for any session; false: there is none. */
+bool caller_alive(const struct agent *a, char *name, size_t size);
 
 /* system.c, port.c */
 /* Make "/" writable if the image's init has made it read-only. */

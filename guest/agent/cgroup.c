@@ -187,6 +187,34 @@ int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen)
     return write_existing(path, frozen ? "1" : "0");
 }
 
+int cgroup_freeze_login(const struct agent *a, bool frozen)
+{
+    char path[4096], file[4128];
+    cgroup_login_path(a, path, sizeof path);
+    if (frozen && mkdir(path, 0755) < 0 && errno != EEXIST)
+        return -errno;
+    (void)snprintf(file, sizeof file, "%s/cgroup.freeze", path);
+    return write_existing(file, frozen ? "1" : "0");
+}
+
+bool cgroup_is_frozen(const struct agent *a, uint32_t session)
+{
+    char path[4096], file[4128], line[64];
+    bool frozen = false;
+    if (session == 0)
+        cgroup_login_path(a, path, sizeof path);
+    else
+        cgroup_path(a, session, path, sizeof path);
+    (void)snprintf(file, sizeof file, "%s/cgroup.events", path);
+    FILE *f = fopen(file, "re");
+    if (f == NULL)
+        return false;
+    while (fgets(line, sizeof line, f) != NULL)
+        frozen = frozen || strcmp(line, "frozen 1\n") == 0;
+    (void)fclose(f);
+    return frozen;
+}
+
 static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *at)
 {
     (void)st;

@@ -14,6 +14,7 @@
 #include "launcher.h"
 #include "launcher_refuse.h"
 #include "request.h"
+#include "resumed.h"
 
 enum { TIMEOUT_MS = 30000, RETRY_FIRST_MS = 50, RETRY_MAX_MS = 1000 };
 
@@ -46,6 +47,7 @@ static int describe_step(char **srun, struct execspec *spec)
 _Noreturn void command_main(int argc, char **argv, const char *name)
 {
     static struct execspec spec;
+    resumed_apply(RESUMED_FILE);
     const char *socket = getenv("VHPC_CALL_SOCKET");
     char **srun = strcmp(name, "sbcast") == 0 ? sbcast_as_srun(argc, argv) : NULL;
     struct launch launch = {.kind = LAUNCH_OTHER};

@@ -11,6 +11,7 @@
 #include "agent.h"
 #include "containers.h"
 #include "fabric.h"
+#include "hold.h"
 #include "hostfile.h"
 #include "identity.h"
 #include "nat.h"
@@ -28,6 +29,7 @@ struct request {
     uint32_t op;
     uint32_t read_only;
     uint32_t wait_ms;
+    struct hold_want hold;
     struct reach_want reach;
     struct ib_want *fabric; /* NULL = no port or key was named */
     char *mount_tag;
@@ -218,6 +220,8 @@ static int parse_field(const struct tlv *t, struct request *r)
         return tlv_str(t, &r->mount_source);
     case TAG_WAIT_MS:
         return tlv_u32(t, &r->wait_ms);
+    case TAG_TIME_NS:
+        return tlv_u64(t, &r->hold.time_ns);
     case TAG_TOPOLOGY:
         return tlv_str(t, &r->topology);
     default:
@@ -350,8 +354,8 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         r->ssh.gid = r->who.gid;
         return ssh_apply(a, &r->ssh, text, size);
     default:
-        (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
-        return -ENOSYS;
+        r->hold = (struct hold_want){r->op, r->id, r->wait_ms, r->hold.time_ns};
+        return hold_perform(s, &r->hold, text, size, later);
     }
     (void)snprintf(text, size, "the request has no field that this operation needs");
     return -EINVAL;

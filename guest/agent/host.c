@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent.h"
+#include "hold.h"
 #include "link.h"
 
 static int on_request(struct agent *a, const struct frame *f)
@@ -50,6 +51,9 @@ static int on_frame(struct chan *c, const struct frame *f)
     if (f->type == VHPC_HELLO) {
         if (hello_parse(f, &peer) < 0 || hello_version(&peer) == 0)
             return chan_broken(c, "no protocol version in common");
+        /* A restored guest does not see its port close: the new host begins with a HELLO. */
+        if (a->hold.phase == HOLD_HELD)
+            hold_new_host(a);
         return hello_send(c, &a->hello);
     }
     if (f->session == 0)
@@ -81,8 +85,7 @@ static void on_close(struct chan *c, int error)
     if (error == -EPROTO)
         (void)fprintf(stderr, "vhpc-agent: protocol violation by the host: %s\n",
                       c->why != NULL ? c->why : "malformed message");
-    for (struct session *s = a->sessions; s != NULL; s = s->next)
-        session_close(s);
+    hold_new_host(a);
     a->host_open = false;
 }
 

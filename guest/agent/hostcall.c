@@ -21,8 +21,9 @@ struct caller {
     struct caller *next;
     struct agent *agent;
     struct chan chan;
-    uint32_t session;
-    uint32_t call; /* 0 until its EXEC has begun */
+    uint32_t session; /* its number */
+    pid_t pid;        /* peer of the connection */
+    uint32_t call;    /* 0 until its EXEC has begun */
     struct flow flow;
     bool said_hello;
 };
@@ -37,16 +38,35 @@ uint32_t calls_alive(const struct session *s)
 {
     uint32_t count = s->links;
     for (const struct caller *c = s->agent->callers; c != NULL; c = c->next)
-        count += c->session == s->id && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
+        count += c->session == s->number && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
     return count;
+}
+
+bool caller_alive(const struct agent *a, char *name, size_t size)
+{
+    char path[64];
+    const struct caller *c = a->callers;
+    while (c != NULL && (c->call == 0 || flow_over(&c->flow) || c->chan.closed))
+        c = c->next;
+    if (c == NULL)
+        return false;
+    (void)snprintf(path, sizeof path, "/proc/%d/comm", (int)c->pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL || fgets(name, (int)size, f) == NULL)
+        (void)snprintf(name, size, "?");
+    name[strcspn(name, "\n")] = '\0';
+    if (f != NULL)
+        (void)fclose(f);
+    return true;
 }
 
 /* The client has closed its connection: close its command on the host. */
 static void cancel(struct caller *c)
 {
-    struct frame f = {.type = VHPC_CLOSE, .session = c->session, .call = c->call};
-    if (c->call == 0 || flow_over(&c->flow) || !c->agent->host_open)
+    const struct session *s = session_numbered(c->agent, c->session);
+    if (s == NULL || c->call == 0 || flow_over(&c->flow) || !c->agent->host_open)
         return;
+    struct frame f = {.type = VHPC_CLOSE, .session = s->id, .call = c->call};
     (void)flow_check(&c->flow, FLOW_INITIATOR, &f);
     (void)chan_send(&c->agent->host, &f);
 }
@@ -63,7 +83,7 @@ static int on_hello(struct caller *c, const struct frame *f)
 /* The session, if it can have one more call; NULL if the client was refused. */
 static struct session *admit(struct caller *c)
 {
-    struct session *s = session_find(c->agent, c->session);
+    struct session *s = session_numbered(c->agent, c->session);
     if (s == NULL || !s->started || s->task.exchange.flow.phase != FLOW_RUNNING) {
         refuse(
             c, ESRCH,
@@ -96,12 +116,15 @@ static int on_frame(struct chan *chan, const struct frame *f)
         break;
     }
     if (c->call == 0) {
-        struct session *s = f->type == VHPC_EXEC ? admit(c) : NULL;
-        if (s == NULL)
+        struct session *for_it = f->type == VHPC_EXEC ? admit(c) : NULL;
+        if (for_it == NULL)
             return f->type == VHPC_EXEC ? 0 : -EPROTO;
-        c->call = ++s->last_call;
+        c->call = ++for_it->last_call;
     }
-    out.session = c->session;
+    const struct session *s = session_numbered(c->agent, c->session);
+    if (s == NULL)
+        return -EPROTO; /* it has ended, and this client is about to be closed */
+    out.session = s->id;
     out.call = c->call;
     return chan_send(&c->agent->host, &out);
 }
@@ -115,7 +138,7 @@ static void on_close(struct chan *chan, int error)
 static bool may_read(struct chan *chan)
 {
     const struct caller *c = chan->owner;
-    return chan_queued(&c->agent->host) < CHAN_HIGH;
+    return chan_queued(&c->agent->host) < CHAN_HIGH && !hold_is_quiet(c->agent);
 }
 
 static short listener_want(struct source *s)
@@ -145,6 +168,7 @@ static void listener_ready(struct source *source, short revents)
     }
     c->agent = a;
     c->session = cgroup_session_of(a, peer.pid);
+    c->pid = peer.pid;
     c->chan.out_limit = CALLER_OUT_LIMIT;
     c->chan.on_frame = on_frame;
     c->chan.on_close = on_close;
@@ -179,7 +203,7 @@ int caller_frame(struct session *s, const struct frame *f)
     struct agent *a = s->agent;
     struct frame out = *f;
     struct caller *c = a->callers;
-    while (c != NULL && (c->session != s->id || c->call != f->call))
+    while (c != NULL && (c->session != s->number || c->call != f->call))
         c = c->next;
     if (c == NULL)
         return f->call <= s->last_call ? 0 : chan_broken(&a->host, "an unknown host call");
@@ -206,7 +230,7 @@ int caller_frame(struct session *s, const struct frame *f)
 void callers_close(struct agent *a, const struct session *s)
 {
     for (struct caller *c = a->callers; c != NULL; c = c->next)
-        if (c->session == s->id)
+        if (c->session == s->number)
             chan_close(&c->chan); /* no CLOSE to the host: its session has ended as well */
 }
 

@@ -10,6 +10,8 @@
  * Without it locks are those of this guest; a line on stderr says why.
  */
 void locks_start(struct agent *a);
+/* The guest was restored: another host serves the port, and this guest holds no lock there. */
+void locks_new_host(const struct agent *a);
 /* A child has ended. If it is this one, the kernel refuses all locks with ENOSYS from now on. */
 void locks_reaped(struct agent *a, pid_t pid);
 

@@ -17,6 +17,7 @@
 #include "agent.h"
 #include "devnodes.h"
 #include "forward.h"
+#include "hold.h"
 #include "imageenv.h"
 #include "memory.h"
 #include "reach.h"
@@ -118,6 +119,7 @@ static int turn(struct agent *a, bool *work)
     links_sweep(a);
     *work = sessions_tick(a, now_ms());
     rc = rc < 0 ? rc : fabric_tick(a, now_ms(), work);
+    rc = rc < 0 ? rc : hold_tick(a, now_ms(), work);
     return rc < 0 ? rc : reach_tick(a, now_ms(), work);
 }
 
@@ -139,14 +141,26 @@ static int serve(struct agent *a)
     return rc;
 }
 
-/* Kill all sessions and wait a little until they have ended. */
-static void end_sessions(struct agent *a)
+static bool any_ends(const struct agent *a)
+{
+    const struct session *s = a->sessions;
+    while (s != NULL && s->task.detached && !s->closed)
+        s = s->next;
+    return s != NULL;
+}
+
+/*
+ * Kill all sessions and wait a little until they have ended. Detached ones wait for the next host,
+ * unless this is the last one.
+ */
+static void end_sessions(struct agent *a, bool last)
 {
     long long until = now_ms() + GRACE_MS;
     bool work = true;
     for (struct session *s = a->sessions; s != NULL; s = s->next)
-        session_close(s);
-    while (a->sessions != NULL && now_ms() < until && turn(a, &work) == 0)
+        if (!s->task.detached || last)
+            session_close(s);
+    while (any_ends(a) && now_ms() < until && turn(a, &work) == 0)
         work = true;
 }
 
@@ -172,7 +186,7 @@ static int run(struct agent *a, const char *port, int fd)
             locks_start(a); /* before the first program; its port has got its name before */
         if (rc == 0)
             rc = serve(a);
-        end_sessions(a);
+        end_sessions(a, a->stopping || fd >= 0);
         if (fd >= 0)
             break; /* a closed socket cannot be opened again */
     }

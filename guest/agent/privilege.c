@@ -51,7 +51,7 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
 {
     struct session *s = arg;
     bool inside = s->task.in_cgroup || !s->cgroup_made;
-    int rc = inside ? 0 : -cgroup_enter(s->agent, s->id);
+    int rc = inside ? 0 : -cgroup_enter(s->agent, s->number);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't enter the session's cgroup: %s",
                        strerror(rc));
@@ -133,13 +133,13 @@ static int execute(const struct execspec *spec, void *arg, struct child_report *
 static int open_cgroup(const struct task *t)
 {
     const struct session *s = t->arg;
-    return s->cgroup_made ? cgroup_open(s->agent, s->id) : -1;
+    return s->cgroup_made ? cgroup_open(s->agent, s->number) : -1;
 }
 
 static void kill_rest(struct task *t)
 {
     const struct session *s = t->arg;
-    cgroup_kill(s->agent, s->id, t->pid);
+    cgroup_kill(s->agent, s->number, t->pid);
 }
 
 static void started_fields(struct task *t, struct buf *b)

@@ -33,7 +33,7 @@ static int refuse(struct session *s, int number, const char *what)
     return error_send(&s->agent->host, s->id, 0, VHPC_ERR_INTERNAL, number, text);
 }
 
-static int begin(struct session *s)
+int session_begin(struct session *s)
 {
     char number[64];
     int rc = execspec_decode(buf_head(&s->exec.data), s->exec.data.len, &s->spec);
@@ -42,8 +42,10 @@ static int begin(struct session *s)
         return refuse(s, EBADMSG, "malformed EXEC");
     if (rc < 0)
         return rc;
+    if (s->spec.attach != NULL)
+        return session_attach(s);
     execspec_drop_env(&s->spec, "VHPC_SESSION=");
-    (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->id, (int)getpid());
+    (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->number, (int)getpid());
     if (execspec_add_env(&s->spec, number) < 0 || memory_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
@@ -64,7 +66,7 @@ static int begin(struct session *s)
     rc = script_write(&s->spec, &s->script_written);
     if (rc < 0)
         return refuse(s, -rc, "couldn't write the batch script in the guest");
-    s->cgroup_made = cgroup_make(s->agent, s->id, s->spec.uid, s->spec.gid) == 0;
+    s->cgroup_made = cgroup_make(s->agent, s->number, s->spec.uid, s->spec.gid) == 0;
     s->started = true;
     rc = task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0, &s->flow,
                     &s->spec);
@@ -90,7 +92,8 @@ int session_exec(struct session *s, const struct frame *f)
     if (f->type != VHPC_EXEC)
         return 0;
     int rc = message_add(&s->exec, f);
-    return rc == 1 ? begin(s) : rc;
+    s->waiting = rc == 1 && hold_is_quiet(s->agent);
+    return rc == 1 && !s->waiting ? session_begin(s) : (rc < 0 ? rc : 0);
 }
 
 /* Of the programs' connections, and of what they can connect to. */
@@ -110,6 +113,7 @@ void session_close(struct session *s)
     end_relays(s);
     fabric_forget(s->agent, s);
     reach_forget(s->agent, s);
+    s->agent->hold.left = s->agent->hold.left || s->agent->hold.session == s->id;
     if (s->started)
         task_abort(&s->task);
 }
@@ -149,9 +153,9 @@ static bool clean_up(struct session *s)
     end_relays(s);
     struct usage used;
     accounting_of_session(s, &used);
-    if (s->cgroup_made && cgroup_remove(s->agent, s->id) < 0) {
+    if (s->cgroup_made && cgroup_remove(s->agent, s->number) < 0) {
         /* Killed processes need some time to end; this kills one that was forked meanwhile. */
-        cgroup_kill(s->agent, s->id, s->task.pid);
+        cgroup_kill(s->agent, s->number, s->task.pid);
         return false;
     }
     accounting_count(s, &used);

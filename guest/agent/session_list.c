@@ -7,7 +7,15 @@
 struct session *session_find(const struct agent *a, uint32_t id)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next)
-        if (s->id == id && !s->closed)
+        if (s->id == id && !s->closed && !s->task.detached)
+            return s;
+    return NULL;
+}
+
+struct session *session_numbered(const struct agent *a, uint32_t number)
+{
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        if (s->number == number && !s->closed)
             return s;
     return NULL;
 }
@@ -23,6 +31,7 @@ struct session *session_add(struct agent *a, uint32_t id)
         return NULL;
     s->agent = a;
     s->id = id;
+    s->number = ++a->last_session;
     s->pmi = (struct session_pmi){.source.fd = -1, .child = -1, .listener.fd = -1};
     s->next = a->sessions;
     a->sessions = s;

@@ -28,13 +28,12 @@ static bool has_default_action(pid_t pid, int number)
     return (taken >> (number - 1) & 1) == 0;
 }
 
-/* Stop or continue the session's processes as its flags say; false if that fails. */
-static bool apply_freeze(struct session *s)
+bool session_freeze(struct session *s)
 {
-    bool want = s->frozen || s->halted;
+    bool want = s->frozen || s->halted || s->parked;
     if (want == s->held)
         return true;
-    if (!s->cgroup_made || cgroup_freeze(s->agent, s->id, want) < 0)
+    if (!s->cgroup_made || cgroup_freeze(s->agent, s->number, want) < 0)
         return false;
     s->held = want;
     return true;
@@ -46,7 +45,7 @@ void session_heard(struct session *s)
         return;
     bool by_cgroup = s->held;
     s->halted = false;
-    if (!by_cgroup || !apply_freeze(s))
+    if (!by_cgroup || !session_freeze(s))
         (void)kill(s->task.pid, SIGCONT);
 }
 
@@ -61,17 +60,17 @@ void session_signal(struct task *t, int number)
     struct session *s = t->arg;
     if (number == SIGSTOP) {
         s->halted = true;
-        if (apply_freeze(s))
+        if (session_freeze(s))
             return;
     } else if (number == SIGCONT) {
         s->frozen = s->halted = false;
-        (void)apply_freeze(s);
+        (void)session_freeze(s);
     } else {
         session_heard(s);
     }
     if (number == SIGTSTP && has_default_action(t->pid, number)) {
         s->frozen = true;
-        if (apply_freeze(s))
+        if (session_freeze(s))
             return;
         s->frozen = false;
     }
@@ -85,5 +84,5 @@ void session_signal(struct task *t, int number)
 void session_signal_group(struct task *t, int number)
 {
     const struct session *s = t->arg;
-    cgroup_signal(s->agent, s->id, t->pid, number);
+    cgroup_signal(s->agent, s->number, t->pid, number);
 }

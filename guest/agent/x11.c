@@ -47,6 +47,8 @@ static short want(struct source *source)
 {
     const struct x11_server *x = source->owner;
     bool running = false;
+    if (hold_is_quiet(x->agent))
+        return 0;
     for (const struct session *s = x->agent->sessions; s != NULL; s = s->next) {
         if (s->x11 != x || s->closed)
             continue;
@@ -96,7 +98,7 @@ static struct session *holder(const struct x11_server *x, const char *socket)
         if (!isdigit((unsigned char)e->d_name[0]))
             continue;
         uint32_t id = cgroup_session_of(x->agent, (pid_t)strtol(e->d_name, NULL, 10));
-        struct session *s = id != 0 ? session_find(x->agent, id) : NULL;
+        struct session *s = id != 0 ? session_numbered(x->agent, id) : NULL;
         if (s != NULL && s->x11 == x && is_running(s) && holds(e->d_name, socket))
             found = s;
     }

@@ -11,6 +11,7 @@
 
 #include "agent.h"
 #include "fabric.h"
+#include "hold.h"
 #include "imageenv.h"
 #include "reach.h"
 #include "link.h"
@@ -37,8 +38,10 @@ int __wrap_script_write(const struct execspec *spec, bool *written)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static char no_cgroup[] = "/nonexistent"; /* a hold begins, and fails */
     struct image_env image_env = {0};
     struct agent a = {.system = false,
+                      .cgroup = no_cgroup,
                       .image_env = &image_env,
                       .sysfs = "/nonexistent",
                       .topology_file = "/nonexistent/topology"};
@@ -60,6 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rig_feed(&a.loop, pair[0], data, size);
     (void)fabric_tick(&a, now_ms(), &work);
     (void)reach_tick(&a, now_ms(), &work);
+    (void)hold_tick(&a, now_ms(), &work);
     for (struct session *s = a.sessions; s != NULL; s = s->next)
         session_close(s);
     (void)sessions_tick(&a, now_ms());

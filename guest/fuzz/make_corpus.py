@@ -14,6 +14,7 @@ from pathlib import Path
 
 HELLO, REQUEST, REPLY, EXEC, STARTED, DATA, EOF, CREDIT = range(1, 9)
 SIGNAL, WINSIZE, EXIT, ERROR, CLOSE, PING, PONG = range(9, 16)
+SYNC = 18
 MORE, READER = 1, 2
 
 
@@ -81,6 +82,9 @@ FROM_GUEST = {
     "large": STARTED_1 + frame(DATA, bytes(16384), fd=1) + frame(EXIT, field(33, 0)),
     "large-cut": STARTED_1 + frame(DATA, bytes(16384), fd=1)[:2000],
     "credit-too-much": STARTED_1 + frame(CREDIT, struct.pack("<I", 1), fd=0),
+    "sync": STARTED_1 + frame(DATA, b"hi\n", fd=1) + frame(SYNC, fd=1) + frame(SYNC, fd=1) + frame(EOF, fd=1),
+    "sync-early": frame(SYNC, fd=1),
+    "sync-undeclared": STARTED_1 + frame(SYNC, fd=5),
     "unknown-session": frame(DATA, b"x", session=99),
 }
 
@@ -102,6 +106,12 @@ FROM_HOST = {
     "exec-two-uids": frame(EXEC, exec_fields(field(17, 0))),
     "exec-step": frame(EXEC, exec_fields(field(129, b"0"))),
     "exec-two-steps": frame(EXEC, exec_fields(field(129, b"0"), field(129, b"1"))),
+    "exec-attach": frame(EXEC, exec_fields(field(147, b"batch"))),
+    "exec-attach-twice": frame(EXEC, exec_fields(field(147, b"batch"), field(147, b"batch"))),
+    "sync": frame(EXEC, exec_fields()) + frame(SYNC, fd=1),
+    "hold": frame(REQUEST, field(48, 35) + field(49, 12) + field(70, 1000)),
+    "release": frame(REQUEST, field(48, 36) + field(49, 13)),
+    "resume": frame(REQUEST, field(48, 37) + field(49, 14) + field(148, struct.pack("<Q", 18 * 10**17))),
     "usage": frame(REQUEST, field(48, 24) + field(49, 11)),
     "exec-close": frame(EXEC, exec_fields()) + frame(CLOSE),
     "identity": frame(

@@ -155,7 +155,10 @@ static void outlet_grant(struct outlet *out)
 {
     struct exchange *x = out->exchange;
     uint8_t raw[4];
-    if (out->owed < GRANT_MIN || x->flow.lane[out->number][1 - x->side].eof)
+    bool all = out->sync && out->queue.len == 0;
+    bool eof = out->eof || x->flow.lane[out->number][1 - x->side].eof;
+    out->sync = out->sync && !all;
+    if (out->owed == 0 || (!all && (out->owed < GRANT_MIN || eof)))
         return;
     put_le32(raw, out->owed);
     out->owed = 0;
@@ -209,7 +212,7 @@ static void outlet_ready(struct source *s, short revents)
 static int outlet_push(struct outlet *out, const struct frame *f)
 {
     ssize_t n = 0;
-    if (!out->open)
+    if (!out->open || out->eof)
         return 0; /* the sender knows; this frame was already on its way */
     if (out->regular && out->queue.len == 0 && out->exchange->live)
         n = write(out->source.fd, f->payload, f->length);
@@ -220,10 +223,17 @@ static int outlet_push(struct outlet *out, const struct frame *f)
     return buf_append(&out->queue, f->payload + written, f->length - written);
 }
 
+/* Also if the outlet has ended: its last credit is not returned by itself. */
+static void outlet_sync(struct outlet *out)
+{
+    out->sync = true;
+    outlet_grant(out);
+}
+
 static int outlet_eof(struct outlet *out)
 {
     static const uint8_t end_of_file = 4; /* VEOF of a new pty */
-    if (!out->open)
+    if (!out->open || out->eof)
         return 0;
     out->eof = true;
     if (out->tty)
@@ -323,6 +333,9 @@ int exchange_receive(struct exchange *x, const struct frame *f)
         return 0;
     case VHPC_CREDIT:
         return 0; /* flow_check has already counted it */
+    case VHPC_SYNC:
+        outlet_sync(&x->outlet[f->fd]);
+        return 0;
     default:
         return 1;
     }

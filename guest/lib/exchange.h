@@ -38,6 +38,7 @@ struct outlet {
     bool regular; /* a regular file: writes of any size return soon */
     bool tty;     /* end of file is a character (VEOF) */
     bool eof;
+    bool sync; /* the sender waits for all credit */
 };
 
 struct exchange {
@@ -94,6 +95,8 @@ bool exchange_inlets_done(const struct exchange *x);
 bool exchange_outlets_done(const struct exchange *x);
 /* Some inlet is open and could send if its fd had data. */
 bool exchange_inlets_idle(const struct exchange *x);
+/* Tell a new initiator which lanes have ended. */
+void exchange_repeat_ends(struct exchange *x);
 /* End all inlets (EOF is sent where the rules allow). */
 void exchange_end_inlets(struct exchange *x);
 /* Close all local fds and discard all queues. */

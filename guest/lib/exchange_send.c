@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages of a command that are longer than a frame, or made of fields. */
+/* Messages of a command: longer than a frame, made of fields, or repeated. */
 #include <errno.h>
 
 #include "exchange.h"
@@ -29,4 +29,16 @@ int exchange_send_exec(struct exchange *x, const struct buf *message)
         p += part;
     }
     return rc;
+}
+
+void exchange_repeat_ends(struct exchange *x)
+{
+    for (int i = 0; i < VHPC_FDS_MAX; i++) {
+        struct outlet *out = &x->outlet[i];
+        if (x->flow.lane[i][x->side].open && !x->inlet[i].open)
+            (void)exchange_send(x, VHPC_EOF, out->number, 0, NULL, 0);
+        if (x->flow.lane[i][1 - x->side].open && (!out->open || out->eof))
+            (void)exchange_send(x, VHPC_EOF, out->number, VHPC_READER, NULL, 0);
+        out->owed = 0;
+    }
 }

@@ -243,6 +243,8 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return decode_flag(t, &s->pmix);
     case TAG_DISPLAY:
         return decode_x11(t, &s->x11);
+    case TAG_ATTACH:
+        return s->attach == NULL ? tlv_str(t, &s->attach) : -EPROTO;
     case TAG_STEP:
         return s->step == NULL ? tlv_str(t, &s->step) : -EPROTO;
     default:
@@ -299,5 +301,6 @@ void execspec_free(struct execspec *s)
     free(s->script);
     free(s->pmi_refusal);
     free(s->step);
+    free(s->attach);
     *s = (struct execspec){0};
 }

@@ -60,7 +60,8 @@ struct execspec {
     bool pmi_network;  /* ... but a guest that has a network with the others ignores it */
     bool pmix;         /* ... and so does an agent that relays PMIx */
     struct x11_display x11;
-    char *step; /* Slurm's step that the program belongs to; NULL = not known */
+    char *attach; /* the detached program to take over: "batch"; NULL = start one */
+    char *step;   /* Slurm's step that the program belongs to; NULL = not known */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */

@@ -118,6 +118,8 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         rc = encode_x11(&s->x11, out);
     if (rc == 0 && s->step != NULL)
         rc = tlv_put_str(out, TAG_STEP, s->step);
+    if (rc == 0 && s->attach != NULL)
+        rc = tlv_put_str(out, TAG_ATTACH, s->attach);
     if (rc == 0 && out->len > VHPC_MESSAGE_MAX)
         rc = -EMSGSIZE;
     return rc;

@@ -70,6 +70,7 @@ static enum flow_verdict check_data(struct flow *f, enum flow_side from, const s
     if (frame->length + VHPC_HEADER > lane->credit)
         return broken(f, "DATA without credit for it");
     lane->credit -= frame->length + VHPC_HEADER;
+    lane->asked = false;
     return FLOW_PASS;
 }
 
@@ -98,6 +99,25 @@ static enum flow_verdict check_credit(struct flow *f, enum flow_side from,
     if (grant == 0 || grant > VHPC_WINDOW - lane->credit)
         return broken(f, "CREDIT for bytes that were never sent");
     lane->credit += grant;
+    lane->asked = false;
+    return FLOW_PASS;
+}
+
+/*
+ * Also after EOF: what was sent before may not be written yet. One that asks for nothing new is no
+ * violation, because a CREDIT may be on its way to the sender; it is not passed on, so that a party
+ * in between need not queue any number of them.
+ */
+static enum flow_verdict check_sync(struct flow *f, enum flow_side from, const struct frame *frame)
+{
+    struct flow_lane *lane = &f->lane[frame->fd][FLOW_EXECUTOR];
+    if (from != FLOW_EXECUTOR)
+        return broken(f, "SYNC from the initiator");
+    if (!lane->open || frame->length != 0)
+        return broken(f, "a malformed SYNC");
+    if (lane->asked || lane->credit == VHPC_WINDOW)
+        return FLOW_DROP;
+    lane->asked = true;
     return FLOW_PASS;
 }
 
@@ -173,6 +193,8 @@ enum flow_verdict flow_check(struct flow *f, enum flow_side from, const struct f
         return check_eof(f, from, frame);
     case VHPC_CREDIT:
         return check_credit(f, from, frame);
+    case VHPC_SYNC:
+        return check_sync(f, from, frame);
     default:
         return broken(f, "a frame that does not belong to a command");
     }
@@ -185,4 +207,10 @@ uint32_t flow_room(const struct flow *f, enum flow_side from, uint8_t fd)
         lane->credit <= VHPC_HEADER)
         return 0;
     return lane->credit - VHPC_HEADER;
+}
+
+bool flow_settled(const struct flow *f, uint8_t fd)
+{
+    const struct flow_lane *lane = &f->lane[fd][FLOW_EXECUTOR];
+    return !lane->open || lane->gone || lane->credit == VHPC_WINDOW;
 }

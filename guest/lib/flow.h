@@ -29,7 +29,7 @@ enum flow_phase {
 
 enum flow_verdict {
     FLOW_PASS,
-    FLOW_DROP,   /* the command ended while it was on its way: harmless, ignore */
+    FLOW_DROP,   /* the command ended while it was on its way, or it says nothing: ignore */
     FLOW_BROKEN, /* the sender violates the protocol; flow.why is the reason */
 };
 
@@ -37,6 +37,7 @@ struct flow_lane {
     bool open;       /* the EXEC declared this lane */
     bool eof;        /* the sender has sent EOF */
     bool gone;       /* the receiver has sent EOF with VHPC_READER */
+    bool asked;      /* the sender has sent SYNC, and no DATA or CREDIT has come since */
     uint32_t credit; /* bytes the sender may still send */
 };
 
@@ -53,6 +54,9 @@ enum flow_verdict flow_check(struct flow *f, enum flow_side from, const struct f
 
 /* Bytes of payload that `from` may send on fd in its next DATA frame. */
 uint32_t flow_room(const struct flow *f, enum flow_side from, uint8_t fd);
+
+/* True if all output of the executor on fd is written, or has no reader. */
+bool flow_settled(const struct flow *f, uint8_t fd);
 
 /* The command has ended for the side that would still send. */
 static inline bool flow_over(const struct flow *f)

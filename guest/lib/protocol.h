@@ -67,7 +67,8 @@ enum vhpc_type {
     VHPC_PONG = 15,
     VHPC_SHARE = 16,
     VHPC_SHARED = 17,
-    VHPC_TYPE_LAST = VHPC_SHARED,
+    VHPC_SYNC = 18,
+    VHPC_TYPE_LAST = VHPC_SYNC,
 };
 
 enum vhpc_flag {
@@ -180,6 +181,8 @@ enum vhpc_tag {
     TAG_GPU_MISSING = 144,
     TAG_LOCKS = 145,
     TAG_EMULATED = 146,
+    TAG_ATTACH = 147,
+    TAG_TIME_NS = 148,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -210,6 +213,9 @@ enum vhpc_op {
     VHPC_OP_DISK = 32,
     VHPC_OP_BIND = 33,
     VHPC_OP_ENVIRONMENT = 34,
+    VHPC_OP_HOLD = 35,
+    VHPC_OP_RELEASE = 36,
+    VHPC_OP_RESUME = 37,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

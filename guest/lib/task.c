@@ -45,7 +45,7 @@ static void send_error(struct task *t, uint32_t kind, int number, const char *te
 /* Advance the task's end as far as the events so far allow. */
 static void finish_if_done(struct task *t)
 {
-    if (t->finished || !t->reported || !t->reaped)
+    if (t->finished || !t->reported || !t->reaped || (t->detached && !t->aborted))
         return;
     if (!t->failed && !t->aborted) {
         if (!exchange_inlets_done(&t->exchange))
@@ -81,6 +81,18 @@ static void fail(struct task *t, uint32_t kind, int number, const char *text)
     exchange_close(&t->exchange);
 }
 
+static void send_started(struct task *t)
+{
+    struct buf b = {0};
+    (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
+    if (t->ops->signal_group != NULL)
+        (void)tlv_put_u32(&b, TAG_SIGNAL_GROUP, 1);
+    if (t->ops->started_fields != NULL)
+        t->ops->started_fields(t, &b);
+    (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
+    t->exchange.live = true;
+}
+
 static short report_want(struct source *s)
 {
     (void)s;
@@ -91,7 +103,6 @@ static void report_ready(struct source *s, short revents)
 {
     struct task *t = s->owner;
     struct child_report report = {0};
-    struct buf b = {0};
     (void)revents;
     ssize_t n = read(s->fd, &report, sizeof report);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
@@ -101,13 +112,7 @@ static void report_ready(struct source *s, short revents)
         report.text[sizeof report.text - 1] = '\0';
         fail(t, VHPC_ERR_EXEC, report.number, report.text);
     } else {
-        (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
-        if (t->ops->signal_group != NULL)
-            (void)tlv_put_u32(&b, TAG_SIGNAL_GROUP, 1);
-        if (t->ops->started_fields != NULL)
-            t->ops->started_fields(t, &b);
-        (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
-        t->exchange.live = true;
+        send_started(t);
     }
     finish_if_done(t);
 }
@@ -310,6 +315,17 @@ void task_refuse(struct task *t, int number, const char *text)
     t->refusal_number = number;
     (void)kill(t->pid, SIGKILL);
     t->ops->kill_rest(t);
+}
+
+int task_attach(struct task *t, uint32_t session, const struct flow *flow)
+{
+    t->exchange.session = session;
+    t->exchange.flow = *flow;
+    t->detached = false;
+    send_started(t);
+    exchange_repeat_ends(&t->exchange);
+    finish_if_done(t);
+    return t->exchange.chan->closed ? -ENOTCONN : 0;
 }
 
 void task_abort(struct task *t)

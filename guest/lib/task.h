@@ -44,6 +44,7 @@ struct task {
     bool failed;    /* execve has failed, and ERROR was sent */
     bool reaped;
     bool aborted;
+    bool detached;       /* it has no initiator until task_attach(), and sends nothing */
     const char *refusal; /* text of the ERROR that replaces EXIT; NULL = none */
     int refusal_number;  /* ... and its errno */
     bool finished; /* nothing is left; the owner may free the task between two turns of the loop */
@@ -69,6 +70,11 @@ void task_reaped(struct task *t, int status);
  * errno and text instead of EXIT. The text stays owned by the caller.
  */
 void task_refuse(struct task *t, int number, const char *text);
+/*
+ * Another initiator takes over a detached task, by its own EXEC: its session and its flow. STARTED
+ * is sent again, and the end of each stream that has ended. 0 or -errno.
+ */
+int task_attach(struct task *t, uint32_t session, const struct flow *flow);
 /* The initiator is gone: kill all processes of the task and send nothing more. */
 void task_abort(struct task *t);
 /* Handles deadlines; to be called several times per second while tasks exist. */

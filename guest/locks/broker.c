@@ -6,10 +6,12 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,7 +20,7 @@
 #include "readtext.h"
 
 /* Pauses between two attempts or looks: a tenth of the time since the last change, in limits. */
-enum { PAUSE_MIN_MS = 2, PAUSE_MAX_MS = 1000, RETRY_MAX_MS = 100, PART = 10 };
+enum { PAUSE_MIN_MS = 2, PAUSE_MAX_MS = 1000, RETRY_MAX_MS = 100, PART = 10, OPEN_MS = 100 };
 
 static long long pause_after(long long idle_ms, long long most)
 {
@@ -70,6 +72,7 @@ static int greet(struct broker *b)
     struct locks_request r = {.op = LOCKS_HELLO, .file = LOCKS_VERSION};
     struct locks_reply reply;
     char mode[16];
+    b->shares = 0;
     if (node_ask(&b->files.node, &r, &reply) < 0 || reply.error != 0)
         return -EPROTO;
     for (const char *at = reply.text; at != NULL && b->shares < BROKER_SHARES;
@@ -80,6 +83,26 @@ static int greet(struct broker *b)
             b->share[b->shares++].refuse = strcmp(mode, "refuse") == 0;
     }
     return 0;
+}
+
+static void reconnect(struct broker *b, long long now)
+{
+    b->open_ms = now + OPEN_MS;
+    if (node_open(&b->files.node, b->path) < 0)
+        return;
+    files_hold_nothing(&b->files);
+    if (greet(b) < 0)
+        node_close(&b->files.node);
+    b->changed_ms = b->look_ms = now; /* take what programs have, if they have anything */
+}
+
+static void interrupted(struct broker *b)
+{
+    struct signalfd_siginfo info;
+    while (read(b->files.node.interrupt, &info, sizeof info) > 0)
+        ;
+    node_close(&b->files.node);
+    reconnect(b, now_ms());
 }
 
 static void read_mounts(struct broker *b)
@@ -301,6 +324,8 @@ static void retry(struct broker *b, long long now)
 static int timeout_of(const struct broker *b, long long now)
 {
     long long next = b->files.used > 0 ? b->look_ms : -1;
+    if (b->files.node.fd < 0 && (next < 0 || b->open_ms < next))
+        next = b->open_ms;
     for (size_t i = 0; i < b->waits; i++)
         if (next < 0 || b->wait[i].next_ms < next)
             next = b->wait[i].next_ms;
@@ -309,29 +334,46 @@ static int timeout_of(const struct broker *b, long long now)
     return next > now ? (int)(next - now) : 0;
 }
 
-int broker_run(int port, int reports)
+static int open_interrupt(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    return sigprocmask(SIG_BLOCK, &set, NULL) < 0 ? -1
+                                                  : signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int broker_run(int port, const char *path, int reports)
 {
     static struct broker broker;
     struct broker *b = &broker;
     b->reports = reports;
+    b->path = path;
     b->files.node.fd = port;
+    int interrupt = open_interrupt();
     b->mounts_changed = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
-    if (b->mounts_changed < 0 || greet(b) < 0)
+    if (b->mounts_changed < 0 || interrupt < 0 || greet(b) < 0)
         return 1;
+    b->files.node.interrupt = interrupt; /* from now on there is another chance to greet */
     for (;;) {
-        struct pollfd p = {.fd = reports, .events = POLLIN};
-        int n = poll(&p, 1, timeout_of(b, now_ms()));
+        struct pollfd p[] = {{.fd = reports, .events = POLLIN},
+                             {.fd = b->files.node.interrupt, .events = POLLIN}};
+        int n = poll(p, 2, timeout_of(b, now_ms()));
         if (n < 0 && errno != EINTR)
             return 1;
-        if (n > 0 && (p.revents & POLLIN) != 0) {
+        if (n > 0 && p[1].revents != 0)
+            interrupted(b);
+        if (n > 0 && (p[0].revents & POLLIN) != 0) {
             union report r;
             memset(&r, 0, sizeof r); /* the kernel insists */
             if (ioctl(reports, SECCOMP_IOCTL_NOTIF_RECV, &r) == 0)
                 handle(b, &r.notif);
-        } else if (n > 0) {
+        } else if (n > 0 && p[0].revents != 0) {
             return 0; /* no process has the filter any more */
         }
         long long now = now_ms();
+        if (b->files.node.fd < 0 && now >= b->open_ms)
+            reconnect(b, now);
         retry(b, now);
         if (b->files.used > 0 && now >= b->look_ms)
             look(b, now);

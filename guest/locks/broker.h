@@ -48,10 +48,16 @@ struct broker {
     struct lock_wait wait[BROKER_WAITING];
     size_t waits;
     bool unlocked;                 /* a program has given up a lock since the last look */
+    const char *path;              /* of the port */
+    long long open_ms;             /* when a port that has closed is opened again */
     long long changed_ms, look_ms; /* the last change of what is held, and the next look at it */
 };
 
-/* Serve the port and the reports until the port is closed; returns the exit status. */
-int broker_run(int port, int reports);
+/*
+ * Serve the reports until no program is left; returns the exit status. If the port closes, it is
+ * opened again: in a guest that was restored the node is another one, and nothing is held there.
+ * SIGUSR1 says the same where the port does not seem to close.
+ */
+int broker_run(int port, const char *path, int reports);
 
 #endif

@@ -120,6 +120,13 @@ int files_test(struct locked_files *f, struct locked_file *l, struct locks_range
     return -(int)reply.error;
 }
 
+void files_hold_nothing(struct locked_files *f)
+{
+    for (size_t i = 0; i < f->used; i++)
+        for (size_t kind = 0; kind < LOCKS_KINDS; kind++)
+            f->file[i].held[kind].count = 0;
+}
+
 void files_need_nothing(struct locked_files *f)
 {
     for (size_t i = 0; i < f->used; i++)

@@ -42,6 +42,8 @@ int files_raise(struct locked_files *f, struct locked_file *l, uint8_t kind, str
  */
 int files_test(struct locked_files *f, struct locked_file *l, struct locks_range r,
                struct locks_range *other);
+/* Forget what is held: the node's end is another one. */
+void files_hold_nothing(struct locked_files *f);
 /* Forget what is needed. */
 void files_need_nothing(struct locked_files *f);
 /* Add the locks of a file such as /proc/locks to what is needed. 0 or -errno. */

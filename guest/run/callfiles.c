@@ -66,8 +66,8 @@ static int place_script(struct call_files *files, struct execspec *spec)
 /* The relay that salloc starts gets our own settings, and no others: the guest's were removed. */
 static int place_relay(struct execspec *spec, const char *socket)
 {
-    static const char *const own[] = {
-        "VHPC_RUN_ARGV0=", "VHPC_RUN_SCRIPT=", "VHPC_RUN_SOCKET=", "VHPC_RUN_COPIED="};
+    static const char *const own[] = {"VHPC_RUN_ARGV0=", "VHPC_RUN_SCRIPT=", "VHPC_RUN_SOCKET=",
+                                      "VHPC_RUN_COPIED=", "VHPC_RUN_ATTACH="};
     char text[PATH_MAX + sizeof "VHPC_RUN_SOCKET="];
     ssize_t n = readlink("/proc/self/exe", text, PATH_MAX - 1);
     if (n < 0)

@@ -107,9 +107,11 @@ int run_describe(const struct run_options *o, struct execspec *spec)
         rc = execspec_add_arg(spec, o->argv[i]);
     if (rc == 0)
         rc = describe_groups(spec);
+    if (rc == 0 && o->attach != NULL && (spec->attach = strdup(o->attach)) == NULL)
+        rc = -ENOMEM;
     if (rc < 0)
         return rc;
-    if (!o->script)
+    if (!o->script || o->attach != NULL)
         return 0;
     rc = carry_script(o->argv[0], spec);
     if (rc < 0)

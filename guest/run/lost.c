@@ -22,6 +22,7 @@
 
 /* A line of the node's state file; the SPANK plugin has the same limit. */
 enum { STATE_LINE = 4097 };
+enum { EXIT_LOST = 125 };
 enum {
     /* All tasks of the guest are here at once; one of them is enough to end the step. */
     TURN_MS = 200,
@@ -212,18 +213,21 @@ static void end_step(char *step, const struct host_calls *calls)
             return;
 }
 
-void run_end_lost(const struct run_options *o, const struct front_result *r,
-                  const struct host_calls *calls)
+int run_end_lost(const struct run_options *o, const struct front_result *r,
+                 const struct host_calls *calls)
 {
     char step[32];
     const char *local = getenv("SLURM_LOCALID");
     unsigned long turn = is_number(local) ? strtoul(local, NULL, 10) : 0;
+    if (r->end == FRONT_LOST && r->value == ECANCELED) /* it was saved, and SIGTERM came */
+        return 128 + SIGTERM;
     step_to_end(o, step, sizeof step);
     if (step[0] != '\0' && turn > 0 &&
         ended_within(LINE_MS + TURN_MS * (long)(turn < TURNS_MAX ? turn : TURNS_MAX)))
-        return;
+        return EXIT_LOST;
     report(r, step);
     end_step(step, calls);
+    return EXIT_LOST;
 }
 
 void run_end_refused(const struct run_options *o, const struct host_calls *calls)

@@ -4,7 +4,7 @@
 #include "run.h"
 #include "x11.h"
 
-enum { EXIT_LOST = 125, EXIT_REFUSED = 126 };
+enum { EXIT_REFUSED = 126 };
 
 int main(int argc, char **argv)
 {
@@ -43,10 +43,8 @@ int main(int argc, char **argv)
     struct front_result result = front_run(&front, o.socket);
     run_unwatch_group();
     host_calls_end(&calls);
-    if (run_is_lost(&result)) {
-        run_end_lost(&o, &result, &calls);
-        return EXIT_LOST;
-    }
+    if (run_is_lost(&result))
+        return run_end_lost(&o, &result, &calls);
     run_report_memory(&spec, &result);
     run_report_dropped(&spec);
     pmi_keep(&pmi);

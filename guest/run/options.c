@@ -10,7 +10,8 @@
 enum { TIMEOUT_DEFAULT_S = 60, TIMEOUT_MAX_S = 86400 };
 
 static const char usage[] =
-    "usage: vhpc-run [--socket PATH] [--script] [--timeout S] [--] PROGRAM [ARG...]\n"
+    "usage: vhpc-run [--socket PATH] [--script] [--attach STEP] [--timeout S] [--]\n"
+    "                PROGRAM [ARG...]\n"
     "\n"
     "Runs PROGRAM in the job's guest with this process's environment, working\n"
     "directory, identity, limits and stdio, and ends with its exit status or signal.\n"
@@ -18,6 +19,8 @@ static const char usage[] =
     "  --socket PATH  socket of the guest's vhpc-shim (default: $VHPC_RUN_SOCKET)\n"
     "  --script       copy PROGRAM, which is a file of this host, into the guest\n"
     "                 (default: when $VHPC_RUN_SCRIPT is 1)\n"
+    "  --attach STEP  start nothing: take over the program of this step (batch), which waits in a\n"
+    "                 guest that was saved (default: $VHPC_RUN_ATTACH)\n"
     "  --timeout S    longest wait for the guest's agent (default: $VHPC_RUN_TIMEOUT or 60)\n"
     "  --help, --version\n"
     "\n"
@@ -68,6 +71,8 @@ static int parse_line(int argc, char **argv, struct run_options *o, int *status)
             return i + 1;
         if (strcmp(a, "--script") == 0) {
             o->script = true;
+        } else if (strcmp(a, "--attach") == 0 && i + 1 < argc) {
+            o->attach = argv[++i];
         } else if (strcmp(a, "--socket") == 0 && i + 1 < argc) {
             o->socket = argv[++i];
         } else if (strcmp(a, "--timeout") == 0 && i + 1 < argc) {
@@ -95,6 +100,7 @@ int run_parse(int argc, char **argv, struct run_options *o)
     char *argv0 = getenv("VHPC_RUN_ARGV0");
     *o = (struct run_options){.socket = getenv("VHPC_RUN_SOCKET"),
                               .script = script != NULL && strcmp(script, "1") == 0,
+                              .attach = getenv("VHPC_RUN_ATTACH"),
                               .save = getenv("VHPC_RUN_SAVE"),
                               .save_command = getenv("VHPC_RUN_SAVE_COMMAND"),
                               .timeout_s = TIMEOUT_DEFAULT_S};

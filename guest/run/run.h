@@ -12,6 +12,7 @@ struct x11;         /* x11.h */
 struct run_options {
     const char *socket;
     bool script;              /* argv[0] of the program is a file that is copied into the guest */
+    const char *attach;       /* step whose program in the guest is taken over; NULL: none is */
     const char *save;         /* name of the image that the guest becomes afterwards; NULL: none */
     const char *save_command; /* path of vhpc on this host */
     int timeout_s;            /* longest wait for the guest's agent */
@@ -103,10 +104,11 @@ bool run_is_lost(const struct front_result *r);
 
 /*
  * Report that on stderr, and end the step if it has other tasks, unless SLURM_NO_KILL is set. The
- * signals of front_run() must still be blocked.
+ * signals of front_run() must still be blocked. Without a message if the guest was saved, and this
+ * process was told to end. Returns the exit status.
  */
-void run_end_lost(const struct run_options *o, const struct front_result *r,
-                  const struct host_calls *calls);
+int run_end_lost(const struct run_options *o, const struct front_result *r,
+                 const struct host_calls *calls);
 /* End the step of a task that was ended because of what it has done: the others may wait for it. */
 void run_end_refused(const struct run_options *o, const struct host_calls *calls);
 

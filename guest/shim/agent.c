@@ -145,7 +145,7 @@ static void on_close(struct chan *chan, int error)
     if (error == -EPROTO)
         shim_end(s, SHIM_AGENT_BROKEN, chan->why != NULL ? chan->why : "a malformed message");
     else
-        shim_end(s, SHIM_AGENT_CLOSED, NULL);
+        shim_lose(s);
 }
 
 int shim_agent_open(struct shim *s, int fd)

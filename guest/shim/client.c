@@ -40,7 +40,7 @@ struct host_call *client_call(struct client *c, uint32_t id)
 static void close_session(struct client *c)
 {
     struct frame f = {.type = VHPC_CLOSE, .session = c->session};
-    if (c->known_to_agent && !c->shim->ended)
+    if (c->known_to_agent && !c->shim->ended && !c->shim->lost)
         (void)chan_send(&c->shim->agent, &f);
     c->known_to_agent = false;
 }
@@ -92,6 +92,8 @@ static int pass_on(struct client *c, const struct frame *f)
 {
     struct frame out = *f;
     out.session = c->session;
+    if (c->shim->lost)
+        return 0;
     c->known_to_agent = true;
     int rc = chan_send(&c->shim->agent, &out);
     if (rc < 0)
@@ -149,8 +151,12 @@ static int on_command(struct client *c, const struct frame *f)
     case FLOW_PASS:
         break;
     }
-    if (f->type == VHPC_SIGNAL)
-        watch(c, (int)get_le32(f->payload));
+    if (f->type == VHPC_SIGNAL) {
+        int number = (int)get_le32(f->payload);
+        watch(c, number);
+        if (c->shim->held && number == SIGTERM)
+            shim_client_ends(c);
+    }
     if (first && c->flow.phase != FLOW_CLOSED && c->uid != 0 && c->flow.uid != c->uid) {
         refuse(c, EPERM, "you may run programs as your own user only");
         return 0;

@@ -41,6 +41,9 @@ static const char usage[] =
     "  --log-fd TAG:N pipe with the messages of such a process; they are written to stderr\n"
     "  --help, --version\n"
     "\n"
+    "SIGUSR1: the guest is held; if its side closes, clients wait in silence until SIGTERM, or\n"
+    "until SIGUSR2, which ends the hold.\n"
+    "\n"
     "Exit status: 0 when the guest closes its side, on SIGTERM, or when a watched\n"
     "process has ended; 3 when the guest violates the protocol; 2 on bad usage. With\n"
     "--console-fd, a shim that has closed the channel itself waits for SIGTERM.\n";
@@ -71,6 +74,10 @@ static void signals_ready(struct source *source, short revents)
     if (read(source->fd, &info, sizeof info) != (ssize_t)sizeof info)
         return;
     struct shim *s = source->owner;
+    if (info.ssi_signo != SIGTERM) {
+        shim_hold(s, info.ssi_signo == SIGUSR1);
+        return;
+    }
     s->terminated = true;
     shim_end(s, SHIM_AGENT_CLOSED, "the guest is being shut down");
 }
@@ -125,6 +132,8 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGUSR1);
+    sigaddset(&set, SIGUSR2);
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN); /* a full log must not end the shim */
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
@@ -174,7 +183,7 @@ static int poll_timeout(struct shim *s, bool watching, int timeout)
 {
     if (watching)
         timeout = sooner(timeout, TICK_MS);
-    if (s->daemon_ended_ms != 0 && !s->ended) {
+    if (s->daemon_ended_ms != 0 && !s->ended && !s->held) {
         long long left = s->daemon_ended_ms + DAEMON_ENDED_MS - now_ms();
         if (left > 0)
             return sooner(timeout, (int)left);

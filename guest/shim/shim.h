@@ -47,6 +47,7 @@ struct client {
     long long heard_at;
     bool silent;          /* so SIGSTOP was sent for its program */
     long long stopped_at; /* SIGSTOP was sent for it at this time; 0 = it is not stopped */
+    bool must_end;        /* it has passed SIGTERM on since the guest is held */
 };
 
 enum { SHIM_WATCHED_MAX = 64 };
@@ -77,6 +78,8 @@ struct shim {
     bool ended;
     bool runs_on;    /* the shim has closed the channel, and the guest has not ended */
     bool terminated; /* by SIGTERM */
+    bool held;       /* between SIGUSR1 and SIGUSR2: the guest may go, and clients are not told */
+    bool lost;       /* ... and it has gone: what clients send is dropped */
     int status;      /* exit status once ended */
 };
 
@@ -84,6 +87,15 @@ enum { SHIM_AGENT_CLOSED = 0, SHIM_AGENT_BROKEN = 3 };
 
 /* end.c: the guest has ended or violated the protocol: inform all clients, accept no new ones. */
 void shim_end(struct shim *s, int status, const char *text);
+/* The guest's end has closed: the end, or silence while the guest is held. */
+void shim_lose(struct shim *s);
+/* SIGUSR1 and SIGUSR2. */
+void shim_hold(struct shim *s, bool held);
+/*
+ * A client of a held guest has SIGTERM for its program: once the guest has gone, saved, the client
+ * ends without a message.
+ */
+void shim_client_ends(struct client *c);
 
 /* client.c: a new connection on a listening socket. */
 void shim_accept(struct shim *s, int listener);

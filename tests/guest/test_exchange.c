@@ -321,6 +321,50 @@ static void who_writes_to_a_socket_without_reader_gets_epipe(void **state)
     close_ends(&e);
 }
 
+static void send_sync(struct ends *e, uint8_t number)
+{
+    assert_int_equal(exchange_send(&e->x[1], VHPC_SYNC, number, 0, NULL, 0), 0);
+}
+
+static void sync_returns_all_credit_once_everything_is_written(void **state)
+{
+    struct ends e;
+    int stalled[2], from[2];
+    static uint8_t part[8192];
+    (void)state;
+    open_ends(&e);
+    assert_int_equal(pipe2(stalled, O_CLOEXEC | O_NONBLOCK), 0);
+    assert_int_equal(pipe2(from, O_CLOEXEC | O_NONBLOCK), 0);
+    while (write(stalled[1], part, sizeof part) > 0)
+        ;
+    assert_int_equal(exchange_read_from(&e.x[1], 1, from[0], LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, stalled[1], LOCALFD_OWN), 0);
+    assert_int_equal(write(from[1], part, sizeof part), sizeof part);
+    turn(&e, 20);
+    assert_false(flow_settled(&e.x[1].flow, 1));
+    send_sync(&e, 1);
+    turn(&e, 20);
+    assert_false(flow_settled(&e.x[1].flow, 1)); /* it is not written yet */
+    while (read(stalled[0], part, sizeof part) > 0)
+        turn(&e, 1);
+    turn(&e, 20);
+    assert_true(flow_settled(&e.x[1].flow, 1));
+    /* Later data are acknowledged in large pieces again. */
+    assert_int_equal(write(from[1], part, sizeof part), sizeof part);
+    turn(&e, 20);
+    assert_false(flow_settled(&e.x[1].flow, 1));
+    /* Also after EOF, when the other end has closed its file. */
+    (void)close(from[1]);
+    turn(&e, 20);
+    assert_false(e.x[0].outlet[1].open);
+    send_sync(&e, 1);
+    turn(&e, 20);
+    assert_true(flow_settled(&e.x[1].flow, 1));
+    assert_int_equal(e.violation, 0);
+    (void)close(stalled[0]);
+    close_ends(&e);
+}
+
 int main(void)
 {
     (void)signal(SIGPIPE, SIG_IGN);
@@ -329,6 +373,7 @@ int main(void)
         cmocka_unit_test(megabytes_pass_unchanged_while_another_stream_is_stalled),
         cmocka_unit_test(pipes_pass_unchanged_into_a_port),
         cmocka_unit_test(a_reader_that_goes_away_stops_the_source),
+        cmocka_unit_test(sync_returns_all_credit_once_everything_is_written),
         cmocka_unit_test(a_full_disk_is_a_reader_that_is_gone),
         cmocka_unit_test(a_file_is_written_at_once_and_its_limit_ends_the_stream),
         cmocka_unit_test(each_direction_of_a_socket_ends_by_itself),

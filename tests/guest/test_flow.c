@@ -212,6 +212,42 @@ static void signals_are_numbers_that_exist(void **state)
     assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_WINSIZE, 0, 0, 7), FLOW_BROKEN);
 }
 
+static void sync_asks_for_the_credit_of_what_is_on_the_way(void **state)
+{
+    (void)state;
+    struct flow f = running();
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_DROP); /* nothing is */
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 84), FLOW_PASS);
+    assert_false(flow_settled(&f, 1));
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 1), FLOW_BROKEN);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_DROP); /* unanswered */
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 84), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_PASS);
+    assert_int_equal(grant(&f, FLOW_INITIATOR, 1, 50), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_EOF, 1, 0, 0), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_PASS); /* after EOF */
+    assert_int_equal(grant(&f, FLOW_INITIATOR, 1, 150), FLOW_PASS);
+    assert_true(flow_settled(&f, 1));
+}
+
+static void sync_comes_from_the_executor_after_started_on_a_declared_lane(void **state)
+{
+    (void)state;
+    struct flow f = {0};
+    assert_int_equal(ask(&f), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 1, 0, 0), FLOW_BROKEN);
+    f = running();
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 84), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_DATA, 0, 0, 84), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_SYNC, 1, 0, 0), FLOW_BROKEN);
+    assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_SYNC, 0, 0, 0), FLOW_BROKEN);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 0, 0, 0), FLOW_BROKEN);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 5, 0, 0), FLOW_BROKEN);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_SYNC, 200, 0, 0), FLOW_BROKEN);
+    assert_true(flow_settled(&f, 5) && flow_settled(&f, 2));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +265,8 @@ int main(void)
         cmocka_unit_test(after_close_the_initiator_is_silent_and_the_executor_ignored),
         cmocka_unit_test(exec_may_have_parts_up_to_eight_mebibytes),
         cmocka_unit_test(signals_are_numbers_that_exist),
+        cmocka_unit_test(sync_asks_for_the_credit_of_what_is_on_the_way),
+        cmocka_unit_test(sync_comes_from_the_executor_after_started_on_a_declared_lane),
     };
     return cmocka_run_group_tests_name("flow", tests, NULL, NULL);
 }

@@ -39,7 +39,7 @@ static void impossible_headers_are_refused(void **state)
     memcpy(bad, wire, sizeof bad);
     bad[4] = 0;
     assert_int_equal(frame_unpack(bad, &f), -EPROTO);
-    bad[4] = 18;
+    bad[4] = 19;
     assert_int_equal(frame_unpack(bad, &f), -EPROTO);
     memcpy(bad, wire, sizeof bad);
     bad[6] = 4; /* a flag that does not exist */

@@ -305,6 +305,39 @@ static void a_node_that_does_not_answer_gives_no_locks(void **state)
     free(g);
 }
 
+static void an_interrupt_ends_the_wait_for_an_answer(void **state)
+{
+    (void)state;
+    int end[2], wake[2];
+    struct locks_request r = {.op = LOCKS_HELLO, .file = LOCKS_VERSION};
+    struct locks_reply reply;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, end), 0);
+    assert_int_equal(pipe(wake), 0);
+    struct locks_node n = {.fd = end[0], .interrupt = wake[0]};
+    assert_int_equal(write(wake[1], "", 1), 1);
+    assert_int_equal(node_ask(&n, &r, &reply), -EIO);
+    assert_int_equal(n.fd, -1);
+    (void)close(end[1]);
+    (void)close(wake[0]);
+    (void)close(wake[1]);
+}
+
+static void nothing_is_held_on_another_node(void **state)
+{
+    (void)state;
+    struct guest *g = start_guest(0);
+    struct locks_range r = {0, 9, LOCKS_EXCLUSIVE};
+    bool asked = false;
+    assert_int_equal(raise_lock(g, r), 0);
+    struct locked_file *l = files_find(&g->files, 45, site->inode);
+    assert_int_equal(files_raise(&g->files, l, LOCKS_FCNTL, r, &asked), 0);
+    assert_false(asked);
+    files_hold_nothing(&g->files);
+    assert_int_equal(files_raise(&g->files, l, LOCKS_FCNTL, r, &asked), 0);
+    assert_true(asked);
+    end_guest(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -320,6 +353,9 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_node_that_does_not_answer_gives_no_locks, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(an_interrupt_ends_the_wait_for_an_answer, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(nothing_is_held_on_another_node, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -186,8 +186,8 @@ static void the_reply_has_ended_and_running_programs(void **state)
     struct buf b = {0};
     (void)state;
     a = (struct agent){.cgroup = dir};
-    running = (struct session){.agent = &a, .id = 7, .started = true, .cgroup_made = true};
-    over = (struct session){.agent = &a, .id = 8, .started = true, .cgroup_made = true};
+    running = (struct session){.agent = &a, .number = 7, .started = true, .cgroup_made = true};
+    over = (struct session){.agent = &a, .number = 8, .started = true, .cgroup_made = true};
     running.spec.step = over.spec.step = zero;
     over.max_rss = 4096;
     a.sessions = &running;
@@ -226,7 +226,7 @@ static void a_step_tells_once_that_memory_was_short(void **state)
     struct buf b = {0};
     (void)state;
     a = (struct agent){.cgroup = dir, .memory_mib = 345};
-    s = (struct session){.agent = &a, .id = 7, .started = true, .cgroup_made = true};
+    s = (struct session){.agent = &a, .number = 7, .started = true, .cgroup_made = true};
     s.spec.step = zero;
     s.task.arg = &s;
     make_session("s7", cpu_stat);

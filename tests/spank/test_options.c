@@ -210,6 +210,13 @@ static void a_saved_image_is_in_the_users_own_catalogue(void **unused)
     };
 
     (void)unused;
+    becomes(VHPC_RESUME, "Run-7_b.2", "Run-7_b.2");
+    is_refused(VHPC_RESUME, "");
+    is_refused(VHPC_RESUME, ".a");
+    is_refused(VHPC_RESUME, "a/b");
+    is_refused(VHPC_RESUME, "0123456789012345678901234567890123456789012345678901234567890123x");
+    becomes(VHPC_IMAGE, "checkpoint://Run-7", "checkpoint://Run-7");
+    is_refused(VHPC_SAVE, "checkpoint://Run-7");
     becomes(VHPC_SAVE, "own/tools", "own/tools:latest");
     becomes(VHPC_SAVE, "own/tools:v2", "own/tools:v2");
     is_refused(VHPC_SAVE, "own/a@" DIGEST);

@@ -19,7 +19,7 @@
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
     "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"                                 \
     "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\n"                               \
-    "command_path=/opt/slurm/bin\ngpus=2:5\ncpus=4:6\n"
+    "command_path=/opt/slurm/bin\ngpus=2:5\ncpus=4:6\nattach=batch\n"
 
 #define PLAIN                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
@@ -58,6 +58,7 @@ static void a_ready_job_is_understood(void **unused)
     assert_string_equal(state.command_path, "/opt/slurm/bin");
     assert_string_equal(state.gpus, "2:5");
     assert_string_equal(state.cpus, "4:6");
+    assert_string_equal(state.attach, "batch");
     vhpc_state_free(&state);
 }
 
@@ -132,6 +133,7 @@ static void a_number_of_guests_without_their_sockets_is_refused(void **unused)
 {
     (void)unused;
     is_refused(SEVERAL "guests=0\n", "guests is not a number");
+    is_refused(SEVERAL "attach=7\n", "attach is not batch");
     is_refused(SEVERAL "guests=65\n", "guests is not a number");
     is_refused(SEVERAL "guests=two\n", "guests is not a number");
     is_refused(PLAIN "socket=/run/vhpc/jobs/42/g0/run.sock\ncommand_path=bin\n",

@@ -59,8 +59,13 @@ class Verb(TyperCommand):
 class LazyGroup(TyperGroup):
     """Imports the verb that runs, and only this one."""
 
+    default = ""
+    """The verb of a first word that is a number; empty: there is none."""
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that the first word names, loaded."""
+        if self.default and args[0].isdecimal():
+            args = [self.default, *args]
         name, verb, rest = super().resolve_command(ctx, args)
         return name, loaded(verb), rest
 
@@ -80,14 +85,15 @@ def print_help(ctx: typer.Context) -> None:
 class Group:
     """Verbs that follow one word."""
 
-    def __init__(self, *verbs: Verb, callback: Callable[..., Any] = print_help) -> None:
+    def __init__(self, *verbs: Verb, callback: Callable[..., Any] = print_help, default: str = "") -> None:
         """A group.
 
         Args:
             verbs: in the order of the help.
             callback: runs first; its parameters are the options between the word and a verb.
+            default: name of the verb that may be left out before a number.
         """
-        self._verbs, self._callback = verbs, callback
+        self._verbs, self._callback, self._default = verbs, callback, default
 
     def command(self, name: str | None, text: str | None, **settings: Any) -> Any:
         """The command of the group, with this help; ``settings`` are those of typer.Typer."""
@@ -96,6 +102,7 @@ class Group:
         )
         app.callback(invoke_without_command=True)(self._callback)
         group: Any = typer.main.get_command(app)
+        group.default = self._default
         for verb in self._verbs:
             group.add_command(verb)
         return group

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.disks import Disks
@@ -276,6 +277,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     guests: Guests = Guests()
     shares: Shares = Shares()
     disks: Disks = Disks()
+    checkpoint: Checkpoint = Checkpoint()
     host: Host = Host()
     placement: Placement = Placement()
     devices: Devices = Devices()

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.api.checkpointing import Checkpointing
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.requests import Requests
 from vhpc_slurm.controller.api.starting import Locate, Starting
@@ -87,7 +89,9 @@ def assemble(
         changed=trigger.changed,
     )
     executor = LeaseExecutor(writer, leases.lifecycle, scheduler)
-    starting = Starting(leases, executor, scheduler, watch, config, locate)
+    changes = Changes()
+    starting = Starting(leases, executor, scheduler, watch, config, locate, changes)
+    checkpoints = Checkpointing(leases, executor, slurm, changes)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
         requests=Requests(
@@ -95,11 +99,12 @@ def assemble(
             executor,
             starting,
             operating,
+            checkpoints,
             watch,
             choice.name(config),
             standbys=bool(settings.backup_hosts),
         ),
-        reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify),
+        reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify, checkpoints.run),
         audit=audit,
         trigger=trigger,
         thread=thread,

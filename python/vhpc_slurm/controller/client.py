@@ -16,7 +16,8 @@ import msgspec
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import status_messages, usage_messages
-from vhpc_slurm.controller.exchange import AnswerError, Exchange, UnusableError, as_error
+from vhpc_slurm.controller.checkpoint_client import CheckpointCalls
+from vhpc_slurm.controller.exchange import AnswerError, UnusableError, as_error
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import (
@@ -60,7 +61,7 @@ class AcknowledgementFields(Protocol):
         """The stages of the generation on this node, if known."""
 
 
-class ControllerClient(Exchange):
+class ControllerClient(CheckpointCalls):
     """A client of the vhpcd that the configuration names.
 
     All methods raise FabricError when vhpcd cannot be reached or does not
@@ -96,7 +97,9 @@ class ControllerClient(Exchange):
         """
         body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
         answer = self._ask(body, wire.LeaseAnswer, wait_s)
-        return msgspec.structs.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
+        lease = answer.lease.unpack()
+        resume = answer.resume or lease.resume
+        return msgspec.structs.replace(lease, ssh=answer.ssh, tunnel=answer.tunnel, resume=resume)
 
     def look(
         self, job_id: int, restart: int | None, node: str, stage: tuple[str, float] = ("", 0.0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.leases import reconcile
@@ -35,8 +35,11 @@ class Reconciler:
         executor: LeaseExecutor,
         scheduler: BatchScheduler,
         notify: Callable[[int], None],
+        checkpoints: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """``settings`` has the interval and the deadlines; ``notify`` is told each job whose lease ended.
+
+        ``checkpoints`` is the work on checkpoints in each pass.
 
         ``drained`` is how many nodes vhpc has drained, for the metrics; None while Slurm does not tell.
         """
@@ -48,6 +51,7 @@ class Reconciler:
         self._executor = executor
         self._scheduler = scheduler
         self._notify = notify
+        self._checkpoints = checkpoints
 
     async def begin(self) -> None:
         """Continue what the last vhpcd, or a fabric that refused, left unfinished."""
@@ -93,9 +97,19 @@ class Reconciler:
                 log.warning("not reconciled: %s", err.line())
             except Exception:
                 log.exception("not reconciled")
+            await self._tend_checkpoints()
             if self._settings.metrics:
                 await self._count_drained()
             await asyncio.sleep(self._settings.reconcile_interval_s)
+
+    async def _tend_checkpoints(self) -> None:
+        try:
+            if self._checkpoints is not None:
+                await self._checkpoints()
+        except VhpcError as err:
+            log.warning("checkpoints are looked at later: %s", err.line())
+        except Exception:
+            log.exception("checkpoints are looked at later")
 
     async def _count_drained(self) -> None:
         try:

@@ -24,6 +24,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NetworkIdentity,
     NodeAllocation,
+    Resume,
     Segment,
     Stage,
     Timeline,
@@ -81,7 +82,7 @@ class NodeGroup(Wire, frozen=True):
 
 
 class LeaseWire(Wire, frozen=True):
-    """A lease, also as it is stored."""
+    """A lease, also as it is stored; ``resume`` has no key, and nothing about single guests."""
 
     generation: str
     state: LeaseState
@@ -93,6 +94,7 @@ class LeaseWire(Wire, frozen=True):
     segment: Segment | None = None
     nat: bool = False
     site: bool = False
+    resume: Resume | None = None
 
     @classmethod
     def pack(cls, lease: Lease) -> LeaseWire:
@@ -108,11 +110,14 @@ class LeaseWire(Wire, frozen=True):
             segment=lease.segment,
             nat=lease.nat,
             site=lease.site,
+            resume=None if lease.resume is None else _public(lease.resume),
         )
 
     def brief(self) -> LeaseWire:
-        """Without what grows with the number of nodes: allocation, network and segment."""
-        return msgspec.structs.replace(self, node_groups=(), network=NetworkIdentity(), segment=None)
+        """Without what grows with the number of nodes: allocation, network, segment and checkpoint."""
+        return msgspec.structs.replace(
+            self, node_groups=(), network=NetworkIdentity(), segment=None, resume=None
+        )
 
     def unpack(self) -> Lease:
         """To the model's form; ValueError when a generation or a CPU list is invalid."""
@@ -127,6 +132,7 @@ class LeaseWire(Wire, frozen=True):
             self.segment,
             nat=self.nat,
             site=self.site,
+            resume=self.resume,
         )
 
 
@@ -194,6 +200,12 @@ class TimelineWire(Wire, frozen=True):
     def unpack(self) -> Timeline:
         """To the model's form."""
         return Timeline(Generation.parse(self.generation), self.node, self.stages)
+
+
+def _public(resume: Resume) -> Resume:
+    """The part of it that every host may read, and that fits into a message for jobs of any size."""
+    nodes = tuple(msgspec.structs.replace(one, guests=()) for one in resume.nodes)
+    return msgspec.structs.replace(resume, nodes=nodes, key=b"")
 
 
 def pack_allocation(allocation: Allocation) -> tuple[NodeGroup, ...]:

@@ -28,9 +28,10 @@ class Feature(Record, frozen=True):
 
 
 class CpuContext(Record, frozen=True):
-    """Values of the cpu template; ``host`` means host-passthrough."""
+    """Values of the cpu template; ``host`` means host-passthrough, ``saveable`` only what QEMU can save."""
 
     host: bool
+    saveable: bool
     topology: GuestTopology
     features: tuple[Feature, ...]
     cells: tuple[Cell, ...]
@@ -45,8 +46,9 @@ def _features(spec: DomainSpec) -> tuple[Feature, ...]:
         return (*fast_strings, *no_nesting)
     # QEMU leaves topoext off for host-passthrough; an AMD guest then sees no siblings.
     siblings = (Feature("topoext", "require"),) if spec.host.cpu_vendor in AMD else ()
-    # libvirt starts no guest that requires what the host has not: a node that is itself a virtual machine
-    stable = (Feature("invtsc", "require"),) if spec.host.invariant_tsc else ()
+    # libvirt starts no guest that requires what the host has not: a node that is itself a virtual machine;
+    # QEMU does not save a guest that has it
+    stable = (Feature("invtsc", "require"),) if spec.host.invariant_tsc and not spec.saveable else ()
     return (*stable, *siblings, *no_nesting)
 
 
@@ -56,6 +58,7 @@ def context(spec: DomainSpec) -> CpuContext:
     several = len(guest.cells) > 1
     return CpuContext(
         host=spec.kvm,
+        saveable=spec.saveable,
         topology=guest.topology,
         features=_features(spec),
         cells=tuple(

@@ -42,6 +42,7 @@ class DomainSpec(Record, frozen=True):
         libvirt_version: version of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
         partition: control group into which libvirt puts the guest; empty for libvirt's default.
+        saveable: the guest can be saved in a checkpoint, so it has no CPU feature that cannot.
 
     Raises:
         UserError: a value from the image is not valid.
@@ -57,6 +58,7 @@ class DomainSpec(Record, frozen=True):
     libvirt_version: int
     emulator: str = ""
     partition: str = ""
+    saveable: bool = False
 
     @property
     def guest(self) -> GuestPlan:

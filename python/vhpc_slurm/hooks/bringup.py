@@ -14,7 +14,7 @@ from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, RunningNode, Share
 from vhpc_slurm.node import teardown
-from vhpc_slurm.node.boot import permission
+from vhpc_slurm.node.boot import keeper, permission
 from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
@@ -119,6 +119,7 @@ def _bring_up(job: _Job, began: float) -> None:
                 barrier.wait(job.config, job.client, job.lease, node)
         if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
             raise Stopped(f"generation {job.lease.generation} was ended")
+        keeper.start(job.layout, job.journal, node.plan)
         _write_ready(job, node.plan)
         common.log.info("ready in %.2f s", timeline.now() - began)
     except UserError as err:
@@ -251,6 +252,8 @@ def _write_ready(job: _Job, plan: NodePlan) -> None:
         "cpus": _pins(plan),
         "warning": _warning(job.lease, job.env),
     }
+    if job.lease.resume is not None and job.env.node == job.lease.allocation.node_names[0]:
+        fields["attach"] = "batch"  # the batch script continues in the guest, and is not started
     job.told.say(fields["warning"])
     if components := _components(job.lease, plan):
         fields["components"] = str(components)

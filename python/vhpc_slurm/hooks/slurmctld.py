@@ -22,11 +22,13 @@ from vhpc_slurm.config.policy import DEFAULTED
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import ImageRef, JobRequest
-from vhpc_slurm.options import BATCH, ENVIRONMENT, IMAGE, OPTIONS, SAVE, Option, ValueRefusedError
+from vhpc_slurm.model import CONTINUED, ImageRef, JobRequest
+from vhpc_slurm.options import BATCH, ENVIRONMENT, IMAGE, OPTIONS, RESUME, SAVE, Option, ValueRefusedError
 from vhpc_slurm.slurm import commands, comments
 from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
+OF_CHECKPOINT = "checkpoint://"
+"""Before the name of a checkpoint in place of an image (spank_plugin/image.h)."""
 REPORT_S = 5
 """How long a job without guests waits for vhpcd at most."""
 
@@ -135,7 +137,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         gid=job.gid,
         user=job.user,
         work_dir=os.environ.get("SLURM_JOB_WORK_DIR") or job.work_dir,
-        image=ImageRef.parse(given.get(IMAGE, "")),
+        image=_image(given),
         job_name=job.name,
         partition=job.partition,
         het=job.het,
@@ -145,6 +147,20 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         from_file=_from_file(given),
         **fields,
     )
+
+
+def _image(given: Mapping[Option, str]) -> ImageRef:
+    """The image that is asked for.
+
+    For a job that continues a checkpoint the plugin names this in its place, since scripts and tasks know
+    jobs with guests by their image.
+    """
+    image = given.get(IMAGE, "")
+    if RESUME not in given:
+        return ImageRef.parse(image)
+    if image != f"{OF_CHECKPOINT}{given[RESUME]}":
+        raise UserError("--vhpc-image and --vhpc-resume cannot be given together")
+    return CONTINUED
 
 
 def _from_file(given: Mapping[Option, str]) -> tuple[str, ...]:

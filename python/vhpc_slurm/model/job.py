@@ -15,6 +15,28 @@ GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 NO_LEASE = "00000000"
 """Nonce of a generation without a lease; vhpcd gives it to none."""
+CONTINUED = ImageRef("checkpoint")
+"""Of a request with ``resume``, until vhpcd knows the image of the checkpoint."""
+OF_CHECKPOINTS = frozenset(
+    {
+        "image",
+        "work_dir",
+        "mem_reserve_mib",
+        "batch",
+        "vfs",
+        "guests_per_node",
+        "network",
+        "disk_mib",
+        "disk_mount",
+        "shares",
+        "mounts",
+        "env",
+        "start_dir",
+        "environment",
+        "from_file",
+    }
+)
+"""Fields of a request that a job which continues a checkpoint has from there."""
 MAX_COMPONENTS = 128
 """Of a heterogeneous job: MAX_HET_JOB_COMPONENTS of Slurm."""
 
@@ -77,6 +99,7 @@ class JobRequest(Record, frozen=True):
     ``start_dir`` is a value of --vhpc-workdir; None: programs start in ``work_dir``.
     ``environment`` is the file of --vhpc-environment; None: no file. ``from_file`` names the options that it
     has set, without --vhpc-.
+    ``resume`` is the name of the checkpoint that the job continues; None: its guests boot.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -112,13 +135,18 @@ class JobRequest(Record, frozen=True):
     start_dir: str | None = None
     environment: str | None = None
     from_file: tuple[str, ...] = ()
+    resume: str | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.
 
-        It also lacks the values that rules of the site have set: they depend on the partition.
+        It also lacks the values that rules of the site have set: they depend on the partition. A job that
+        continues a checkpoint lacks what comes from there: vhpcd has added it.
         """
         asked = replace(self, job_name="", partition="", account="", qos="", unset=(), defaults=())
+        if self.resume is not None:
+            saved = {field: WITHOUT_OPTIONS[field] for field in OF_CHECKPOINTS if field in WITHOUT_OPTIONS}
+            return replace(asked, image=CONTINUED, work_dir="", **saved)
         given = [field for name, _ in self.defaults for field in BY_FIELD[name].fields]
         return replace(asked, **{field: WITHOUT_OPTIONS[field] for field in given})
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import field
 
+from vhpc_slurm.model.checkpoint import Resume
 from vhpc_slurm.model.host import HostInventory
 from vhpc_slurm.model.image import ImageIdentity
 from vhpc_slurm.model.job import Allocation, Generation, JobRequest
@@ -95,6 +96,7 @@ class Segment(Record, frozen=True):
         flood: broadcast and multicast frames reach all guests of the job, not only those of the node.
         parts: the components of a heterogeneous job that are on the segment, in their order; empty for
             other jobs.
+        mac_vni: the VNI in the guests' MAC addresses, which a resumed guest keeps; 0: that of the segment.
     """
 
     vni: int
@@ -106,6 +108,7 @@ class Segment(Record, frozen=True):
     tunnel_port: int = 0
     flood: bool = False
     parts: tuple[SegmentPart, ...] = ()
+    mac_vni: int = 0
 
 
 class SshKeys(Record, frozen=True):
@@ -156,8 +159,8 @@ class Lease(Record, frozen=True, eq=False):
     """The resources that a generation holds: decided once, the same for all its nodes.
 
     ``nat``: the guests reach other networks through passt; ``site``: they are on the bridge of the site.
-    ``ssh`` and ``tunnel`` are known only to
-    a node that has taken the lease.
+    ``resume``: the guests continue a checkpoint.  ``ssh``, ``tunnel`` and the key in ``resume`` are known
+    only to a node that has taken the lease.
     """
 
     generation: Generation
@@ -172,11 +175,13 @@ class Lease(Record, frozen=True, eq=False):
     site: bool = False
     ssh: SshKeys | None = None
     tunnel: TunnelKeys | None = None
+    resume: Resume | None = None
 
     def _compared(self) -> tuple[object, ...]:
         """All fields but the keys, which not everybody who knows the lease has."""
-        names = (name for name in self.__struct_fields__ if name not in ("ssh", "tunnel"))
-        return tuple(getattr(self, name) for name in names)
+        names = (name for name in self.__struct_fields__ if name not in ("ssh", "tunnel", "resume"))
+        resumed = None if self.resume is None else self.resume.serial
+        return (*(getattr(self, name) for name in names), resumed)
 
     def __eq__(self, other: object) -> bool:
         return self._compared() == other._compared() if isinstance(other, Lease) else NotImplemented

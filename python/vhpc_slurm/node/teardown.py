@@ -38,6 +38,8 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """
     held = journal.held()
     domains = [entry for entry in held if entry.kind == Domain.kind]
+    if layout.guests_ended(journal.generation.job_id).exists():
+        domains = []  # nothing answers; what they have used was kept before
     if domains:
         keep_usage(layout, journal.generation, held)
     if domains and layout.config.guests.poweroff_timeout_s > 0:

@@ -25,6 +25,7 @@ from vhpc_slurm.options.declared import (
     MOUNT,
     NETWORK,
     OPTIONS,
+    RESUME,
     SAVE,
     TIMEOUT,
     VFS,
@@ -32,13 +33,14 @@ from vhpc_slurm.options.declared import (
     BatchPlace,
 )
 from vhpc_slurm.options.environment import parse_environment
-from vhpc_slurm.options.grammars import ValueRefusedError
+from vhpc_slurm.options.grammars import CHECKPOINT_NAME, ValueRefusedError
 from vhpc_slurm.options.mountpoint import Mount, mount_point_refusal, parse_mounts
 from vhpc_slurm.options.option import Limit, Option
 
 __all__ = [
     "BATCH",
     "BY_FIELD",
+    "CHECKPOINT_NAME",
     "DISK",
     "ENV",
     "ENVIRONMENT",
@@ -52,6 +54,7 @@ __all__ = [
     "MOUNT",
     "NETWORK",
     "OPTIONS",
+    "RESUME",
     "SAVE",
     "TIMEOUT",
     "VFS",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from vhpc_slurm.options.grammars import (
+    CheckpointName,
     Choice,
     Count,
     Directory,
@@ -333,6 +334,22 @@ SAVE = Option(
     ),
 )
 
+RESUME = Option(
+    "resume",
+    CheckpointName(),
+    "NAME",
+    usage="continue the guests of a job that was saved by vhpc checkpoint",
+    detail=(
+        "The guests of the job are those that the newest valid checkpoint NAME of the user has saved, and "
+        "its batch script continues after the instruction at which it was saved; the script of sbatch is "
+        "not run. The job must have as many nodes, CPUs and MiB of memory as the job that was saved, which "
+        "must have ended. Image, folders, disks and networks are those of the checkpoint: of the other "
+        "options only --vhpc-timeout and --vhpc-console can be given. For sbatch only."
+    ),
+    fields=("resume",),
+    reported=True,
+)
+
 OPTIONS = (
     IMAGE,
     MEM_RESERVE,
@@ -348,6 +365,7 @@ OPTIONS = (
     ENV,
     WORKDIR,
     SAVE,
+    RESUME,
     ENVIRONMENT,
 )
 """In the order of --help and of the manual."""

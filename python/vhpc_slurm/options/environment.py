@@ -12,7 +12,7 @@ import re
 import tomllib
 from typing import Any
 
-from vhpc_slurm.options.declared import ENVIRONMENT, OPTIONS
+from vhpc_slurm.options.declared import ENVIRONMENT, OPTIONS, RESUME
 from vhpc_slurm.options.grammars import ValueRefusedError
 from vhpc_slurm.options.option import Option
 
@@ -29,7 +29,7 @@ def parse_environment(text: str) -> list[tuple[Option, str]]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
         raise ValueRefusedError(f"it is not TOML: {err}") from None
-    known = {option.name: option for option in OPTIONS if option is not ENVIRONMENT}
+    known = {option.name: option for option in OPTIONS if option not in (ENVIRONMENT, RESUME)}
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)

@@ -22,6 +22,7 @@ _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _VARIABLE = re.compile(
     r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)(=|\Z)|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*(=|\Z)", re.ASCII
 )
+CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 _BREAKS = "\u2028\u2029"
 
 
@@ -246,6 +247,21 @@ class Image(Grammar):
 
     def parse(self, text: str) -> str:
         """The text itself."""
+        return text
+
+
+class CheckpointName(Grammar):
+    """The name of a checkpoint."""
+
+    expected = (
+        "the name of a checkpoint is expected: letters, digits, '.', '_' and '-', at most 64, which begin "
+        "with a letter or digit (see: vhpc checkpoint ls)"
+    )
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        if not CHECKPOINT_NAME.match(text):
+            raise ValueRefusedError(self.expected)
         return text
 
 

@@ -15,6 +15,8 @@ NEVER_DRAIN = frozenset(
         Kind.LOST_START,
         Kind.LEFT_NODE,
         Kind.LIBVIRT_BUSY,
+        Kind.LOST_KEEPER,
+        Kind.ORPHAN_CHECKPOINT,
     }
 )
 """Kinds that say nothing against the node itself, or not yet: it stays in service when their repair fails."""

@@ -16,7 +16,16 @@ from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.store import joblock, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import acknowledging, audit, ended_jobs, fabric_isolation, left_nodes, lost_jobs
+from vhpc_slurm.reconcile import (
+    acknowledging,
+    audit,
+    checkpoint_folders,
+    ended_jobs,
+    fabric_isolation,
+    held_guests,
+    left_nodes,
+    lost_jobs,
+)
 from vhpc_slurm.reconcile.finding import RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
@@ -54,6 +63,9 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
         repair(finding, check=check)
         for finding in _refused(layout, _owed(layout, of_node, node) if answered else None)
     )
+    if answered:
+        unknown = checkpoint_folders.findings(config.checkpoint.folder, client)
+        results.extend(repair(finding, check=check) for finding in unknown)
     return results
 
 
@@ -73,6 +85,7 @@ def _findings(
     yield from fabric_isolation.findings(layout, node, records, fabric)
     ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, port, node)
     yield from audit.audit(layout, node, live, ended, left, before)
+    yield from held_guests.findings(layout, node)
     yield from left_nodes.findings(layout, node, records, known)
     yield from audit.unacknowledged(layout, node, _owed(layout, of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from controller_lab import manifest
+from slurmctld_rig import DIGEST, JOB, Controller, controller_of_job
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.config.images import Images
@@ -15,83 +15,13 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hooks import common, slurmctld
 from vhpc_slurm.model import (
-    Allocation,
-    Generation,
+    CONTINUED,
     HetPlace,
-    ImageIdentity,
     ImageRef,
     JobRequest,
-    Lease,
-    LeaseState,
-    NodeAllocation,
 )
 from vhpc_slurm.options import BatchPlace
-from vhpc_slurm.slurm.port import JobRef, SlurmError, SlurmJob
-
-DIGEST = "sha256:" + "c" * 64
-PARTS = Allocation((NodeAllocation("n1", (0, 1), 1024),))
-JOB = SlurmJob(
-    job_id=42,
-    restarts=1,
-    state="CONFIGURING",
-    reason="None",
-    uid=2001,
-    gid=2001,
-    user="alice",
-    partition="main",
-    name="sim",
-    work_dir="/home/alice",
-    features="",
-    allocation=PARTS,
-)
-
-
-@dataclass
-class Controller:
-    """Slurm and vhpcd as the hooks reach them; notes what they are asked."""
-
-    job: SlurmJob | VhpcError = JOB
-    answer: VhpcError | None = None
-    refusal: str = ""
-    commentable: bool = True
-    commented: str = ""
-    comment: str = ""
-    opened: list[JobRequest] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
-    ended: list[tuple[int, int]] = field(default_factory=list)
-
-    def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
-        assert job_id == 42
-        if isinstance(self.job, VhpcError):
-            raise self.job
-        return self.job, self.comment
-
-    def set_admin_comment(self, job: JobRef, text: str) -> None:
-        assert job.job_id == 42
-        self.commented = job.alone
-        if not self.commentable:
-            raise SlurmError("scontrol update failed", "Access/permission denied")
-        self.comments.append(text)
-
-    def cancel(self, job_id: int) -> None:
-        self.cancelled.append(job_id)
-
-    def open_generation(self, request: JobRequest, allocation: Allocation, waiter: str = "") -> Lease:
-        assert allocation == PARTS
-        if self.answer is not None:
-            raise self.answer
-        self.opened.append(request)
-        generation = Generation(42, 1, "0123abcd")
-        if self.refusal:
-            return Lease(generation, LeaseState.REFUSED, request, allocation, None, refusal=self.refusal)
-        image = ImageIdentity(request.image, DIGEST, manifest())
-        return Lease(generation, LeaseState.READY, request, allocation, image)
-
-    def ending(self, job_id: int, restart: int) -> None:
-        if self.answer is not None:
-            raise self.answer
-        self.ended.append((job_id, restart))
+from vhpc_slurm.slurm.port import SlurmError
 
 
 @pytest.fixture
@@ -101,20 +31,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.fixture
 def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
-    found = Controller()
-    environment = {
-        "SLURM_JOB_ID": "42",
-        "SLURM_JOB_RESTART_COUNT": "1",
-        "SLURM_JOB_UID": "2001",
-        "SLURM_JOB_WORK_DIR": "/scratch/alice",
-        "SPANK_VHPC_IMAGE": "debian-minimal:1",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(slurmctld, "commands", lambda _: found)
-    monkeypatch.setattr(ControllerClient, "open_generation", lambda _, *asked: found.open_generation(*asked))
-    monkeypatch.setattr(ControllerClient, "ending", lambda _, *asked: found.ending(*asked))
-    return found
+    return controller_of_job(monkeypatch)
 
 
 def test_the_lease_is_opened_as_the_user_asked(
@@ -300,6 +217,8 @@ def test_a_component_without_guests_is_announced(
         ("DISK", "64:/a\nvhpc.init=/x", "an absolute path"),
         ("DISK", "64:/a:/b", "an absolute path"),
         ("GUESTS_PER_NODE", "0", "--vhpc-guests-per-node=0"),
+        ("RESUME", "a/b", "--vhpc-resume='a/b': the name of a checkpoint is expected"),
+        ("RESUME", "a", "--vhpc-image and --vhpc-resume cannot be given together"),
         ("SAVE", "debian", "--vhpc-save='debian'"),
         ("SAVE", f"own/a@sha256:{'0' * 64}", "own/NAME[:TAG] is expected"),
         ("SAVE", "own/a", "--vhpc-save=own/a:latest is not possible here"),
@@ -314,6 +233,29 @@ def test_a_request_that_bypassed_the_plugin_cancels_its_job(
     (comment,) = controller.comments
     assert comment.startswith("vhpc: ")
     assert words in comment
+    assert controller.opened == []
+
+
+def test_a_job_that_continues_a_checkpoint_names_no_image(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPANK_VHPC_IMAGE", "checkpoint://run-7")
+    monkeypatch.setenv("SPANK_VHPC_RESUME", "run-7")
+    assert slurmctld.prolog(config) == 0
+    (request,) = controller.opened
+    assert (request.resume, request.image) == ("run-7", CONTINUED)
+    assert controller.cancelled == []
+
+
+@pytest.mark.parametrize("resume", [None, "run-8"])
+def test_the_name_in_place_of_an_image_is_that_of_the_option(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch, resume: str | None
+) -> None:
+    monkeypatch.setenv("SPANK_VHPC_IMAGE", "checkpoint://run-7")
+    if resume is not None:
+        monkeypatch.setenv("SPANK_VHPC_RESUME", resume)
+    assert slurmctld.prolog(config) == 0
+    assert controller.cancelled == [42]
     assert controller.opened == []
 
 

@@ -26,6 +26,8 @@ NO_FAULT_OF_THE_NODE = {
     "lost-start",
     "left-node",
     "libvirt-busy",
+    "lost-keeper",
+    "orphan-checkpoint",
 }
 
 

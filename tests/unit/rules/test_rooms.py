@@ -33,6 +33,7 @@ LAYERS = {
         {"metrics"},
         {"assembly", "tenure"},
         {"periodic", "client"},
+        {"checkpoint_client"},
         {"exchange"},
         {"asking", "epochs"},
         {"api"},
@@ -42,7 +43,7 @@ LAYERS = {
     ),
     "node": (
         {"boot", "teardown"},
-        {"plan", "resource"},
+        {"checkpoint", "plan", "resource"},
         {"guest", "devices", "network"},
         {"store"},
         {"host", "finding"},

@@ -44,6 +44,7 @@ from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.confine import DisturbedError
+from vhpc_slurm.node.host.process import ProcessRef
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -135,6 +136,8 @@ class StillHelpers:
     closed: bool = False
     absent: bool = False
     with_locks: tuple[Share, ...] = ()
+    shim: ProcessRef | None = None
+    share_daemons: tuple[ProcessRef, ...] = ()
 
     def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
         return () if self.absent else tuple(wanted)

@@ -148,6 +148,7 @@ NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
 SHARES = tuple(Share(tag, f"/{tag}", read_only=False, why="site") for tag in ("home", "work", "scratch"))
 CASES = {
     "kvm-intel": spec(FLAT),
+    "kvm-saveable": replace(spec(FLAT), saveable=True),
     "kvm-amd-smt2": spec(SMT2, cpu_vendor="AuthenticAMD"),
     "tcg": spec(FLAT, kvm=False, cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
     "hugepages-two-cells": spec(TWO_CELLS),

@@ -334,7 +334,7 @@ def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> 
     version, remark = _hypervisor(config)
     mtu = plan_.segment.mtu if plan_.segment else 0
     running = RunningGuest(guest, config.guests.uid_base, plan_.shares, mtu)
-    text = render(domain_spec(config.guests, plan_, running, case.host, case.image, version))
+    text = render(domain_spec(config, plan_, running, case.host, case.image, version))
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 

@@ -31,8 +31,8 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("image", short_digests(str(request.image)) if lease.image else str(request.image)),
         ("digest", lease.image.digest if lease.image else "none: the job was refused"),
         ("state", _state(found)),
-        ("began", _date(found.record.created)),
-        ("last change", _date(found.record.updated)),
+        ("began", date(found.record.created)),
+        ("last change", date(found.record.updated)),
         ("nodes", output.node_list(lease.allocation.node_names)),
         ("guests", f"{request.guests_per_node} on each node"),
     ]
@@ -77,7 +77,8 @@ def _state(found: JobReport) -> str:
     return bootline.state(lease, found.progress) + (f": {far}" if far else "")
 
 
-def _date(seconds: float) -> str:
+def date(seconds: float) -> str:
+    """Local time with its zone, from seconds since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 

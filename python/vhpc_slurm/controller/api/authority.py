@@ -2,7 +2,8 @@
 """Which host may send which request: a node for itself, the controller for jobs and for the fabric.
 
 Any host with a credential of root or SlurmUser may send requests that only read (one
-lease, lists, the status): leases contain no secrets. Other users may read what their own jobs have used.
+lease, lists, the status): leases contain no secrets. Other users may read about their own jobs, and save
+them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from vhpc_slurm.controller.api import checkpoint_messages, status_messages, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api import status_messages, usage_messages
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.errors import FabricError, VhpcError
 
@@ -50,6 +51,7 @@ def speaker(request: wire.Request) -> str | None:
             | usage_messages.ReportUsage()
             | usage_messages.ReportUsageSoFar()
             | status_messages.ReportQuarantine()
+            | checkpoint_messages.AskOrder()
         ):
             return request.node
         case wire.ReportTimeline():

@@ -9,14 +9,15 @@ from typing import TypeVar
 import msgspec
 
 from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import checkpoint_messages, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api import usage_messages
+from vhpc_slurm.controller.api.checkpointing import shown
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.sofar import UsageSoFar
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer
+from vhpc_slurm.model import Checkpoint, LeaseRecord, NodeUsage, Viewer
 from vhpc_slurm.model.usage import whole_of
 
 PAGE = 100
@@ -171,6 +172,23 @@ async def reports(
     )
     page, more = _fill(list(rows), limit)
     return wire.ReportPage(reports=page, more=more)
+
+
+async def checkpoints(
+    executor: LeaseExecutor,
+    store: LeaseStore,
+    request: checkpoint_messages.ListCheckpoints,
+    viewer: Viewer | None = None,
+) -> checkpoint_messages.CheckpointPage:
+    """A page of checkpoints."""
+    limit = min(request.limit or PAGE, _limit(viewer))
+
+    def read() -> list[tuple[int, Checkpoint]]:
+        known = store.checkpoints.page(request.after, job_id=request.job_id, viewer=viewer, limit=limit)
+        return [(one.serial, shown(store, one)) for one in known]
+
+    page, more = _fill(await executor.write(read), limit)
+    return checkpoint_messages.CheckpointPage(checkpoints=page, more=more)
 
 
 def _limit(viewer: Viewer | None) -> int:

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.api import operator_messages, versions
+from vhpc_slurm.controller.api import checkpoint_messages, operator_messages, versions
 from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
 from vhpc_slurm.controller.api.usage_messages import (
     AskUsage,
@@ -47,7 +47,7 @@ from vhpc_slurm.controller.wire_types import (
     TimelineWire,
     Wire,
 )
-from vhpc_slurm.model import JobRequest, NodeReport, SshKeys, Stage, TunnelKeys
+from vhpc_slurm.model import JobRequest, NodeReport, Resume, SshKeys, Stage, TunnelKeys
 
 VERSION, OLDEST, readable = versions.VERSION, versions.OLDEST, versions.readable
 MAX_MESSAGE = 1 << 20
@@ -202,7 +202,9 @@ Fence = operator_messages.Fence
 Fenced = operator_messages.Fenced
 ClearKey = operator_messages.ClearKey
 TellFabric = operator_messages.TellFabric
-OfUsers = ListLeases | ListTimelines | ListReports | AskUsage | AskTrouble
+OfUsers = (
+    ListLeases | ListTimelines | ListReports | AskUsage | AskTrouble | checkpoint_messages.ListCheckpoints
+)
 """Requests that ordinary users may send: the answers have what they may see.  AskTrouble is for operators."""
 
 
@@ -234,6 +236,8 @@ Request = (
     | ListReports
     | AskStatus
     | AskTrouble
+    | checkpoint_messages.OfCheckpoints
+    | checkpoint_messages.ListCheckpoints
     | AsUser
     | Fence
     | ClearKey
@@ -244,11 +248,15 @@ Request = (
 
 
 class LeaseAnswer(Wire, frozen=True, tag="lease", omit_defaults=True):
-    """To OpenGeneration and GetLease; ``ssh`` and ``tunnel`` are secret, for a node that takes the lease."""
+    """To OpenGeneration and GetLease; all but ``lease`` is secret, for a node that takes the lease.
+
+    ``resume`` is that of the lease, with its key and the node's own guests.
+    """
 
     lease: LeaseWire
     ssh: SshKeys | None = None
     tunnel: TunnelKeys | None = None
+    resume: Resume | None = None
 
 
 class Done(Wire, frozen=True, tag="done"):
@@ -306,6 +314,10 @@ Answer = (
     | Status
     | Trouble
     | Fenced
+    | checkpoint_messages.CheckpointAnswer
+    | checkpoint_messages.CheckpointPage
+    | checkpoint_messages.OrderAnswer
+    | checkpoint_messages.CheckpointsKept
     | Failure
 )
 

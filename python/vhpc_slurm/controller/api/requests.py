@@ -10,8 +10,9 @@ from typing import Protocol
 import msgspec
 
 from vhpc_slurm import __version__
-from vhpc_slurm.controller.api import listing, usage_messages
+from vhpc_slurm.controller.api import checkpoint_messages, listing, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.checkpointing import Checkpointing
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.quarantine import Quarantine
@@ -36,6 +37,8 @@ from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpcd")
 
+Lists = wire.ListLeases | wire.ListTimelines | wire.ListReports | usage_messages.AskUsage | AskTrouble
+
 
 class Answering(Protocol):
     """An object that answers requests."""
@@ -56,6 +59,7 @@ class Requests:
         executor: LeaseExecutor,
         starting: Starting,
         operating: Operating,
+        checkpoints: Checkpointing,
         watch: IsolationWatch,
         database: str,
         *,
@@ -67,6 +71,7 @@ class Requests:
         self._executor = executor
         self._starting = starting
         self._operating = operating
+        self._checkpoints = checkpoints
         self._watch = watch
         self._database = database
         self._began = time.monotonic()
@@ -80,11 +85,7 @@ class Requests:
         ``viewer`` limits lists to what an ordinary user may see; None: root or SlurmUser.
         """
         try:
-            if isinstance(request, wire.OfUsers):
-                return await self._list(request, viewer)
-            if viewer is not None:
-                raise UserError("only root and SlurmUser may send this request")
-            return await self._answer(request, uid)
+            return await self._route(request, uid, viewer)
         except (RetryError, UnknownOutcomeError, FencedError) as err:
             # Every request may be repeated, and a standby may reach the database where this vhpcd does not.
             kind = wire.AGAIN if self._standbys else err.kind
@@ -97,6 +98,17 @@ class Requests:
         except Exception:
             log.exception("internal error")
             return wire.Failure(kind="fabric", what="vhpcd failed", hint="see its log")
+
+    async def _route(self, request: wire.Request, uid: int, viewer: Viewer | None) -> wire.Answer:
+        if isinstance(request, checkpoint_messages.ListCheckpoints):
+            return await listing.checkpoints(self._executor, self._leases.store, request, viewer)
+        if isinstance(request, wire.OfUsers):
+            return await self._list(request, viewer)
+        if viewer is not None and not isinstance(request, checkpoint_messages.Changing):
+            raise UserError("only root and SlurmUser may send this request")
+        if isinstance(request, checkpoint_messages.OfCheckpoints):
+            return await self._checkpoints.answer(request, uid, viewer)
+        return await self._answer(request, uid)
 
     async def _answer(self, request: wire.Request, uid: int) -> wire.Answer:
         executor, leases, starting = self._executor, self._leases, self._starting
@@ -156,7 +168,7 @@ class Requests:
         self._so_far.ended(request.generation, request.node)
         return usage_messages.UsageKept(complete=complete)
 
-    async def _list(self, request: wire.OfUsers, viewer: Viewer | None) -> wire.Answer:
+    async def _list(self, request: Lists, viewer: Viewer | None) -> wire.Answer:
         executor, store = self._executor, self._leases.store
         match request:
             case wire.ListLeases():

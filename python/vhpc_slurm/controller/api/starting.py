@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
@@ -15,14 +15,15 @@ from vhpc_slurm import policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.changes import Changes
 from vhpc_slurm.controller.api.components import Component, Components, LateError
-from vhpc_slurm.controller.leases import rules, segments, ssh_keys, tunnel_keys
+from vhpc_slurm.controller.leases import resuming, rules, segments, ssh_keys, tunnel_keys
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
-from vhpc_slurm.controller.leases.opening import Wanted, look_up
+from vhpc_slurm.controller.leases.opening import Wanted, check_saved, look_up
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -54,8 +55,9 @@ class Starting:
         watch: IsolationWatch,
         config: Config,
         locate: Locate,
+        changes: Changes | None = None,
     ) -> None:
-        """``locate`` knows where nodes are, for job networks."""
+        """``locate`` knows where nodes are, for job networks; ``changes`` are told of leases that change."""
         self._leases = leases
         self._executor = executor
         self._scheduler = scheduler
@@ -65,7 +67,7 @@ class Starting:
         self._locate = locate
         self._components = Components()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
-        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self._changes = changes or Changes()
 
     async def open(self, request: wire.OpenGeneration) -> wire.LeaseAnswer:
         """The job's lease, READY or REFUSED; requests of one job are served one after the other."""
@@ -73,8 +75,9 @@ class Starting:
         opening = self._leases.opening
         async with self._one_at_a_time(job.job_id):
             record = await self._executor.write(opening.find, job, allocation)
-            job = policy.with_defaults(self._config, job)
-            if record is None and job.het is not None:
+            if job.resume is None:
+                job = policy.with_defaults(self._config, job)
+            if record is None and job.het is not None and job.resume is None:
                 record, group = await self._gathered(job, allocation)
             else:
                 group = ((job, allocation),)
@@ -114,17 +117,26 @@ class Starting:
 
     async def _reserve(self, job_id: int, group: tuple[Component, ...]) -> LeaseRecord:
         """Make the leases of all components; returns that of one of them."""
-        wanted = []
-        for job, allocation in group:
-            # The file system of the catalogue may hang; that must not stop the database thread.
-            image = await self._executor.aside(look_up, self._config, job)
-            wanted.append(Wanted(job, allocation, image))
+        wanted = [await self._looked_up(*one) for one in group]
         underlay: Mapping[str, str] = {}
-        if segments.wanted(group[0][0], self._network):
+        if segments.wanted(wanted[0].request, self._network):
             underlay = await self._locate([node for _, part in group for node in part.node_names])
         self._watch.must_be_safe()
         records = await self._executor.write(self._leases.opening.reserve_all, wanted, underlay)
         return next(one for one in records if one.lease.generation.job_id == job_id)
+
+    async def _looked_up(self, job: JobRequest, allocation: Allocation) -> Wanted:
+        """A job with its image, and with its checkpoint if it continues one."""
+        # The file system of the catalogue may hang; that must not stop the database thread.
+        aside = self._executor.aside
+        if job.resume is None:
+            return Wanted(job, allocation, await aside(look_up, self._config, job))
+        found = await self._executor.write(self._leases.opening.resumed, job, allocation)
+        if isinstance(found, UserError):
+            return Wanted(job, allocation, found)
+        job, image = resuming.merged(job, found.origin), found.origin.image
+        assert image is not None, "a lease without an image is never READY, and was not saved"
+        return Wanted(job, allocation, await aside(check_saved, self._config, job, image), found)
 
     def without_guests(self, request: wire.WithoutGuests) -> None:
         """A component of a heterogeneous job needs no lease."""
@@ -139,7 +151,7 @@ class Starting:
             return _lease(record)
         deadline = asyncio.get_running_loop().time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
-            with self._listening(request.job_id) as change:
+            with self._changes.listening(request.job_id) as change:
                 # Listening begins before the look, or a change between the two would be missed.
                 self._watch.must_be_safe()
                 record = await self._executor.write(
@@ -156,8 +168,11 @@ class Starting:
                     )
 
     async def _taken(self, record: LeaseRecord, node: str) -> wire.LeaseAnswer:
-        """The answer to a node that has taken a lease: with ssh keys and others, if the job has a network."""
+        """The answer to a node that has taken a lease, with the keys that its guests need."""
         lease, answer = record.lease, _lease(record)
+        if lease.resume is not None and lease.state is LeaseState.READY:
+            resume = await self._executor.write(self._leases.checkpoints.secret, lease, node)
+            answer = msgspec.structs.replace(answer, resume=resume)
         if lease.segment is None or lease.state is not LeaseState.READY:
             return answer
         parts = lease.parts
@@ -212,7 +227,7 @@ class Starting:
         )
         deadline = asyncio.get_running_loop().time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
-            with self._listening(generation.job_id) as change:
+            with self._changes.listening(generation.job_id) as change:
                 state = await self._executor.write(
                     readiness.look, generation, request.about, named=request.wait_s > 0
                 )
@@ -227,9 +242,7 @@ class Starting:
 
     def notify(self, job_id: int) -> None:
         """A lease of the job has changed: nodes that wait for it look again."""
-        for change in self._waiting.get(job_id, ()):
-            if not change.done():
-                change.set_result(None)
+        self._changes.notify(job_id)
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, job_id: int) -> AsyncIterator[None]:
@@ -242,18 +255,6 @@ class Starting:
             lock, users = self._opening.pop(job_id)
             if users > 1:
                 self._opening[job_id] = (lock, users - 1)
-
-    @contextlib.contextmanager
-    def _listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(job_id, set()).add(change)
-        try:
-            yield change
-        finally:
-            listeners = self._waiting[job_id]
-            listeners.discard(change)
-            if not listeners:
-                del self._waiting[job_id]
 
 
 class _SameLease:

@@ -5,9 +5,11 @@ A user sees the user's own jobs, a coordinator those of the coordinator's accoun
 and administrators of Slurm all.  That is what Slurm shows with ``PrivateData=jobs``, also
 where a site does not set it.  Deputies, such as a web server that has authenticated its users,
 may ask what another user would be answered, and nothing more.  Operators and administrators also
-see alarms, devices in quarantine and the state of the fabric.  slurmctld is never asked;
-slurmdbd is asked once for a user in ``REMEMBERED_S``, and only if the user's own jobs are not
-the answer.
+see alarms, devices in quarantine and the state of the fabric.  Users save their own jobs, and remove
+their own checkpoints.
+
+slurmctld is asked only about a job that its owner saves; slurmdbd is asked once for a user in
+``REMEMBERED_S``, and only if the user's own jobs are not the answer.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from vhpc_slurm.controller.api import checkpoint_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.requests import Answering
@@ -34,6 +37,8 @@ RATE, BURST = 5.0, 60.0
 """Requests per second of a user, and how many at once."""
 READS = 1
 """Requests of users in the database at a time: one start waits for one of them at most."""
+CHANGES = 2
+"""Requests of users that change something at a time: slurmctld is asked for some of them."""
 REMEMBERED_S, AGAIN_S = 300.0, 60.0
 """How long a user's rights are remembered, and how long a failure to learn them."""
 WAIT_S = 3.0
@@ -60,6 +65,7 @@ class UserAccess:
         self._clock = clock
         self._attempts = Attempts(RATE, BURST, clock)
         self._reads = asyncio.Semaphore(READS)
+        self._changes = asyncio.Semaphore(CHANGES)
         self._threads = ThreadPoolExecutor(2, "users")
         self._known: OrderedDict[int, tuple[float, asyncio.Future[Viewer]]] = OrderedDict()
 
@@ -83,7 +89,7 @@ class UserAccess:
                 return refusal
             uid, request = request.uid, request.request
         if not isinstance(request, wire.OfUsers):
-            return None
+            return await self._change(request, uid)
         if isinstance(request, wire.ListTimelines) and request.job_id is None:
             return _failure(UserError("vhpcd lists timelines of one job only", "the request names no job"))
         if not isinstance(request, AskTrouble) and request.job_id is not None:
@@ -91,6 +97,13 @@ class UserAccess:
             if not _is_empty(answer):
                 return answer
         return await self._read(request, await self._viewer(uid))
+
+    async def _change(self, request: wire.Request, uid: int) -> wire.Answer | None:
+        """The answer to a request that changes what belongs to the user; None for all others."""
+        if not isinstance(request, checkpoint_messages.Changing):
+            return None
+        async with self._changes:
+            return await self._requests.answer(request, uid, Viewer(uid))
 
     async def _read(self, request: wire.OfUsers, viewer: Viewer) -> wire.Answer:
         async with self._reads:
@@ -138,6 +151,8 @@ def _is_empty(answer: wire.Answer) -> bool:
             return not answer.timelines
         case wire.ReportPage():
             return not answer.reports
+        case checkpoint_messages.CheckpointPage():
+            return not answer.checkpoints
         case wire.Failure():
             return answer.kind == UserError.kind
     return False

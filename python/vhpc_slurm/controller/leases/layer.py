@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases.batches import LeaseBatches
+from vhpc_slurm.controller.leases.checkpoints import CheckpointLedger
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.nodes import NodeReports
 from vhpc_slurm.controller.leases.opening import LeaseOpening
@@ -21,6 +22,9 @@ from vhpc_slurm.controller.leases.settling import Settling
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
     from vhpc_slurm.fabric.backend import NetworkBackend
+
+HOLD_S = 60.0
+"""Nodes have so many seconds more than ``checkpoint.hold_timeout_s`` to stop the guests of a job."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class LeaseLayer:
         batches: the ledger of ``controller.sync``.
         settling: for the periodic task.
         queries: for lists.
+        checkpoints: for keepers, and for users who save jobs.
     """
 
     store: LeaseStore
@@ -48,6 +53,7 @@ class LeaseLayer:
     batches: LeaseBatches
     settling: Settling
     queries: LeaseQueries
+    checkpoints: CheckpointLedger
 
 
 def build(
@@ -77,4 +83,11 @@ def build(
         batches=LeaseBatches(store, lifecycle),
         settling=Settling(store, lifecycle, lost_after_s=fabric.lost_after_s, steady=steady),
         queries=LeaseQueries(store, clock),
+        checkpoints=CheckpointLedger(
+            store,
+            clock=clock,
+            steady=steady,
+            hold_s=HOLD_S + config.checkpoint.hold_timeout_s,
+            gpu_gres=config.placement.gpu_gres,
+        ),
     )

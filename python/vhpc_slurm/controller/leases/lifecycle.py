@@ -73,6 +73,8 @@ class Lifecycle:
             old = before[generation]
             if held.record is not None and held.record is not old.record:
                 self._store.put(held.record)
+                if held.state in (LeaseState.ENDING, LeaseState.RELEASED):
+                    self._store.checkpoints.give_up(generation, "the job has ended", now)
             if held.key is not None and held.key is not old.key:
                 changed.append(held.key)
             if held.key is None and old.key is not None:

@@ -14,21 +14,24 @@ from typing import TYPE_CHECKING
 from vhpc_slurm import policy
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.leases import rules, segments
+from vhpc_slurm.controller.leases import resuming, rules, segments
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
+from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment
 from vhpc_slurm.model import (
     MAX_COMPONENTS,
     NODE_NAME,
     Allocation,
+    CheckpointState,
     Generation,
     ImageIdentity,
     ImageRef,
     JobRequest,
     LeaseRecord,
     LeaseState,
+    Resume,
     Segment,
     SegmentPart,
 )
@@ -57,13 +60,30 @@ def look_up(config: Config, request: JobRequest) -> ImageIdentity | UserError:
         return err
 
 
+def check_saved(config: Config, request: JobRequest, image: ImageIdentity) -> ImageIdentity | UserError:
+    """The image of a checkpoint that a job continues, or the error that the policy no longer permits it.
+
+    Raises:
+        FabricError: signatures cannot be checked.
+    """
+    try:
+        policy.check(config, request, image)
+        return image
+    except UserError as err:
+        return err
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """A job, or a component of a heterogeneous job, that needs a lease; ``image`` is from ``look_up``."""
+    """A job, or a component of a heterogeneous job, that needs a lease.
+
+    ``image`` is from ``look_up`` or ``check_saved``; ``resume`` is the checkpoint that the job continues.
+    """
 
     request: JobRequest
     allocation: Allocation
     image: ImageIdentity | UserError
+    resume: StoredCheckpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,13 @@ class LeaseOpening:
         self._network = network
         self._config = config
         self._clock = clock
+
+    def resumed(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError:
+        """The checkpoint that a job continues, or why it cannot continue any of that name."""
+        name = request.resume or ""
+        found = resuming.find_refusal(name, self._store.checkpoints.named(request.uid, name))
+        line = found if isinstance(found, str) else resuming.refusal(request, allocation, found)
+        return UserError(line) if line or isinstance(found, str) else found
 
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
         """The lease that this request already has, if it is usable.
@@ -199,10 +226,27 @@ class LeaseOpening:
         for generation, one in zip(generations, wanted, strict=True):
             record, key = self._plan(generation, one)
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
-            record = replace(record, lease=replace(record.lease, nat=nat, site=site, segment=segment))
+            resume = None if one.resume is None else self._continue(generation, one.resume)
+            record = replace(
+                record, lease=replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
+            )
             self._lifecycle.create(record, key)
             records.append(record)
         return tuple(records)
+
+    def _continue(self, generation: Generation, asked: StoredCheckpoint) -> Resume:
+        """A generation continues a checkpoint, which no other one does at the same time."""
+        store = self._store.checkpoints
+        one = store.get(asked.serial)
+        if one is None or one.state is not CheckpointState.VALID:
+            raise _RefusedError(_Refusal("checkpoint", f"checkpoint {asked.name} has been removed"))
+        # Guests that are not to continue (--stop) are gone as soon as their checkpoint is valid.
+        for other, runs in ((one.generation, not one.stop), (one.resumed_by, True)):
+            if other is not None and runs and self._store.state(other) in rules.USABLE:
+                verb = "runs still" if other == one.generation else f"continues checkpoint {one.name} already"
+                raise _RefusedError(_Refusal("checkpoint", f"job {other.job_id} {verb}"))
+        store.resume(one.serial, generation)
+        return resuming.record(one, store.saved(one.serial))
 
     def _refusal(self, wanted: Sequence[Wanted]) -> _Refusal | None:
         """Why the user's request cannot be served; None when it can."""
@@ -229,6 +273,7 @@ class LeaseOpening:
         image, request, allocation, config = one.image, one.request, one.allocation, self._config
         if isinstance(image, UserError):
             cause = "policy" if isinstance(image, policy.PolicyError) else "image"
+            cause = "checkpoint" if request.resume and cause == "image" else cause
             return _Refusal(cause, image.line())
         found = (
             ("policy", policy.limit_refusal(config, request, allocation)),
@@ -281,7 +326,9 @@ class LeaseOpening:
         flood = any(segments.flood_wanted(one.request, network) for one in wanted)
         store.add(vni, *generations)
         shared = parts if len(parts) > 1 else ()
-        return segments.make(network, vni, nodes, underlay, flood=flood, parts=shared)
+        made = segments.make(network, vni, nodes, underlay, flood=flood, parts=shared)
+        resume = wanted[0].resume
+        return made if resume is None else resuming.segment(made, resume.origin.segment)
 
 
 def _generation(request: JobRequest) -> Generation:

@@ -28,6 +28,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "tunnel_key": ("lease",),
     "usage": ("lease", "node"),
     "node_report": ("id",),
+    "checkpoint": ("id",),
+    "checkpoint_node": ("checkpoint", "node"),
 }
 """All tables, those that others refer to first, and the columns of their primary keys."""
 

@@ -125,13 +125,43 @@ _BASE = (
     seen DOUBLE NOT NULL
 ) {_OPTIONS}""",
 )
+_CHECKPOINTS = (
+    f"""CREATE TABLE IF NOT EXISTS checkpoint (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    name VARCHAR(64) NOT NULL,
+    uid BIGINT NOT NULL,
+    account VARCHAR(255) NOT NULL,
+    job_id BIGINT NOT NULL,
+    generation VARCHAR(64) NOT NULL,
+    state VARCHAR(16) NOT NULL CHECK (state IN ('holding', 'saving', 'valid', 'failed', 'removed')),
+    created DOUBLE NOT NULL,
+    updated DOUBLE NOT NULL,
+    stop TINYINT NOT NULL,
+    secret LONGBLOB NOT NULL,
+    origin LONGBLOB NOT NULL,
+    error MEDIUMTEXT NOT NULL,
+    resumed_by VARCHAR(64) NOT NULL,
+    INDEX checkpoint_generation (generation),
+    INDEX checkpoint_name (uid, name),
+    INDEX checkpoint_job (job_id),
+    INDEX checkpoint_state (state)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS checkpoint_node (
+    checkpoint BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    state VARCHAR(16) NOT NULL,
+    body LONGBLOB,
+    PRIMARY KEY (checkpoint, node),
+    FOREIGN KEY (checkpoint) REFERENCES checkpoint (id) ON DELETE CASCADE
+) {_OPTIONS}""",
+)
 _ROWS = (
     "INSERT IGNORE INTO key_epoch (epoch, tag) VALUES (0, '')",
     "INSERT IGNORE INTO vhpc_writer (id, epoch, serial, holder, seen) VALUES (1, 0, 0, '', 0)",
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS),)
+STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS)
 """The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from vhpc_slurm.controller.store.checkpoints import CheckpointStore
 from vhpc_slurm.controller.store.keys import KeyStore
 from vhpc_slurm.controller.store.readiness import ReadinessStore
 from vhpc_slurm.controller.store.reports import ReportStore
@@ -58,6 +59,10 @@ class LeaseStore(Protocol):
     @property
     def tunnel_keys(self) -> SecretStore[TunnelKeyPairs]:
         """Keys of the WireGuard tunnels between nodes, in the same way."""
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """Checkpoints of jobs, in the same transactions; they outlive their leases."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """All changes within are durable at its end, or none is; one within another goes with it.

@@ -140,7 +140,40 @@ CREATE TABLE tunnel_key (
 ) STRICT;
 """
 
-STEPS: tuple[str, ...] = (_LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,)
+# Checkpoints of jobs, and what each node has reported last about one. `origin` is the lease that was saved,
+# which a checkpoint outlives; `secret` is the key of its seals; `resumed_by` is the generation that continues
+# it.
+_CHECKPOINTS = """
+CREATE TABLE checkpoint (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    uid INTEGER NOT NULL,
+    account TEXT NOT NULL,
+    job_id INTEGER NOT NULL,
+    generation TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('holding', 'saving', 'valid', 'failed', 'removed')),
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    stop INTEGER NOT NULL,
+    secret BLOB NOT NULL,
+    origin BLOB NOT NULL,
+    error TEXT NOT NULL,
+    resumed_by TEXT NOT NULL
+) STRICT;
+CREATE INDEX checkpoint_generation ON checkpoint (generation);
+CREATE INDEX checkpoint_name ON checkpoint (uid, name);
+CREATE INDEX checkpoint_job ON checkpoint (job_id);
+CREATE INDEX checkpoint_state ON checkpoint (state);
+CREATE TABLE checkpoint_node (
+    checkpoint INTEGER NOT NULL REFERENCES checkpoint (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    state TEXT NOT NULL,
+    body BLOB,
+    PRIMARY KEY (checkpoint, node)
+) STRICT, WITHOUT ROWID;
+"""
+
+STEPS: tuple[str, ...] = (_LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS, _CHECKPOINTS)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

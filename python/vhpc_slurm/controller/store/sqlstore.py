@@ -15,6 +15,7 @@ from functools import lru_cache
 import msgspec
 
 from vhpc_slurm.controller.store import secrets
+from vhpc_slurm.controller.store.checkpoints import CheckpointStore, SqlCheckpoints
 from vhpc_slurm.controller.store.errors import ENGINE_ERRORS
 from vhpc_slurm.controller.store.keys import KeyStore, SqlKeys
 from vhpc_slurm.controller.store.readiness import ReadinessStore, SqlReadiness
@@ -61,10 +62,11 @@ class SqlStore(ABC):
         self._ssh_keys = SqlSecrets(db, "ssh_key", SshKeys)
         self._tunnel_keys = SqlSecrets(db, "tunnel_key", TunnelKeyPairs)
         self._reports = SqlReports(db, self.damaged)
+        self._checkpoints = SqlCheckpoints(db, self.damaged)
 
     @property
     def database(self) -> Database:
-        """The connection, for what copies whole tables."""
+        """The connection, to copy tables."""
         return self._db
 
     def forget(self) -> None:
@@ -99,14 +101,12 @@ class SqlStore(ABC):
         Otherwise one unreadable lease would fail every list of leases later.
         """
         self.live()
-        try:
-            self._keys.snapshot()
-        except ValueError as err:
-            raise self.damaged(f"an assignment of a key cannot be read: {err}") from err
-        try:
-            self._segments.held()
-        except ValueError as err:
-            raise self.damaged(f"the holder of a VNI cannot be read: {err}") from err
+        parts = {"an assignment of a key": self._keys.snapshot, "the holder of a VNI": self._segments.held}
+        for what, read in parts.items():
+            try:
+                read()
+            except ValueError as err:
+                raise self.damaged(f"{what} cannot be read: {err}") from err
 
     @property
     def keys(self) -> KeyStore:
@@ -140,8 +140,13 @@ class SqlStore(ABC):
 
     @property
     def tunnel_keys(self) -> SecretStore[TunnelKeyPairs]:
-        """Keys of the WireGuard tunnels between the nodes of a generation."""
+        """Keys of the tunnels between nodes."""
         return self._tunnel_keys
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        """Checkpoints of jobs."""
+        return self._checkpoints
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -271,9 +276,8 @@ class SqlStore(ABC):
         return tuple(record for _, record in self._leases("state <> 'released'"))
 
     def ending(self) -> tuple[LeaseRecord, ...]:
-        """All leases that are ending."""
-        # The index is of leases that are not released.
-        return tuple(record for _, record in self._leases("state <> 'released' AND state = 'ending'"))
+        """All leases that are ending: the index is of those that are not released."""
+        return tuple(one for _, one in self._leases("state <> 'released' AND state = 'ending'"))
 
     def states(self) -> dict[Generation, LeaseState]:
         """The state of each lease that is not released."""
@@ -327,9 +331,7 @@ class SqlStore(ABC):
             (after, job_id, job_id, *who, limit),
         ).fetchall()
         try:
-            return tuple(
-                (serial, msgspec.json.decode(body, type=TimelineWire).unpack()) for serial, body in rows
-            )
+            return tuple((row[0], msgspec.json.decode(row[1], type=TimelineWire).unpack()) for row in rows)
         except UNDECODABLE as err:
             raise self.damaged(f"a timeline cannot be read: {err}") from err
 
@@ -369,9 +371,7 @@ class SqlStore(ABC):
             f"SELECT id, created, updated, body FROM lease WHERE {where} ORDER BY {order} LIMIT ?",  # noqa: S608
             (*values, limit),
         ).fetchall()
-        return [
-            (serial, self._record(serial, created, updated, body)) for serial, created, updated, body in rows
-        ]
+        return [(row[0], self._record(*row)) for row in rows]
 
     def _unpacked(self, body: bytes) -> Lease:
         try:

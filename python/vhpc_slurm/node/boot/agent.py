@@ -16,7 +16,7 @@ from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node.boot import diagnose
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.state import Boot, Started
-from vhpc_slurm.node.guest import console, ports
+from vhpc_slurm.node.guest import console, hold, ports
 from vhpc_slurm.node.guest.answers import GuestInfo
 from vhpc_slurm.node.guest.channel import (
     ROOT_SOCKET,
@@ -100,6 +100,9 @@ def set_up(work: Boot, started: Started, channel: GuestChannel) -> tuple[str, ..
     guest, config = started.guest.plan, work.layout.config
     timeout_s = float(config.guests.stage_timeout_s)
     try:
+        if work.lease.resume is not None:
+            hold.resume(channel, time.time_ns())  # it has all the rest
+            return ()
         if guest.disk_mount:
             _mount_disk(work, guest.disk_mount, channel, timeout_s)
         channel.identity(

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import GuestPlan, NatInterface, Share
+from vhpc_slurm.node.checkpoint.facts import is_saveable
 from vhpc_slurm.node.guest import locks, passt, shares
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET
 from vhpc_slurm.node.host import confine, process, userlimits
@@ -65,6 +66,11 @@ class Helpers(Struct):
     _read: dict[str, bytes] = field(default_factory=dict)
 
     @property
+    def share_daemons(self) -> tuple[process.ProcessRef, ...]:
+        """The daemons of shared folders."""
+        return tuple(ref for tag, ref in self._daemons.items() if tag not in NAMES)
+
+    @property
     def run_dir(self) -> Path:
         """Run folder of the guest."""
         return Path(self.guest.paths.run_dir)
@@ -81,10 +87,11 @@ class Helpers(Struct):
             UserError: a folder may not be shared, or the user has disturbed a daemon.
             NodeError: a daemon does not start.
         """
+        migrates = is_saveable(self.layout.config, (self.guest,))
         started, served = [], []
         for share in wanted:
             key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
-            command = partial(shares.command, self.layout.config.shares, share)
+            command = partial(shares.command, self.layout.config.shares, share, migrates=migrates)
             own = shares.confined(self._confinement(self.account.credentials), share)
             started.append((share, key, self._listening(share.tag, key, command, own, self.socket_of(share))))
         for share, key, daemon in started:

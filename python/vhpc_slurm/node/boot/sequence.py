@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from vhpc_slurm.model import RunningNode
-from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, start
+from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, resumption, start
 from vhpc_slurm.node.boot.state import Boot, Common, Started
 from vhpc_slurm.node.guest import refusal
 from vhpc_slurm.node.resource.job_network import JobNetwork
@@ -35,6 +35,8 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
         Stopped: the journal was closed for this job, which has ended.
     """
     refusal.check_vcpus(work.hypervisor, work.plan.guests, work.host, work.layout.config.guests.emulator)
+    if (resume := work.lease.resume) is not None:
+        resumption.check(work, resume)
     work = replace(work, image=(yield from permission.check(work)))
     with work.recorder.stage("image", work.image.digest):
         staged = yield from start.stage_image(work)
@@ -52,6 +54,8 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
         place = f", mounted at {first.disk_mount}" if first.disk_mount else ""
         with work.recorder.stage("disks", f"{len(work.plan.guests)} of {first.disk_mib} MiB{place}"):
             start.make_disks(work)
+            if resume is not None:
+                yield from resumption.copy_disks(work, resume)
     common = Common(staged, cgroup, memory, mtu)
     with contextlib.ExitStack() as opened:
         started: list[Started] = []
@@ -66,4 +70,5 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
                 channel = yield from agent.reach(work, one)
             with channel, work.recorder.stage(f"setup g{guest.index}"):
                 notes += agent.set_up(work, one, channel)
+        resumption.keep_facts(work, started)
     return RunningNode(work.plan, tuple(one.guest for one in started), tuple(dict.fromkeys(notes)))

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.config import Guests
+from vhpc_slurm.config import Config
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import HostInventory, ImageIdentity, NodePlan, RunningGuest
+from vhpc_slurm.node.checkpoint.facts import is_saveable
 from vhpc_slurm.node.host import accounts
 from vhpc_slurm.node.store.layout import domain_name
 
 
 def domain_spec(
-    config: Guests,
+    config: Config,
     plan: NodePlan,
     running: RunningGuest,
     host: HostInventory,
@@ -21,7 +22,7 @@ def domain_spec(
     """The domain of one guest.
 
     Args:
-        config: the site's settings of guests.
+        config: of the site.
         plan: of the node.
         running: one of the plan's guests; for ``vhpc plan`` with what can be known before the boot.
         host: this node.
@@ -38,8 +39,9 @@ def domain_spec(
         running=running,
         host=host,
         manifest=image.manifest,
-        gid=accounts.group_id(config.qemu_group),
+        gid=accounts.group_id(config.guests.qemu_group),
         libvirt_version=libvirt_version,
-        emulator=config.emulator,
+        emulator=config.guests.emulator,
         partition=plan.partition,
+        saveable=is_saveable(config, plan.guests),
     )

@@ -13,7 +13,7 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan, RunningGuest
-from vhpc_slurm.node.boot import peers
+from vhpc_slurm.node.boot import peers, resumption
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot, Common, Started
@@ -67,7 +67,14 @@ def make_disks(work: Boot) -> None:
     guests = work.plan.guests
     disks.check_space(work.layout, sum(guest.disk_mib for guest in guests), work.plan.node)
     for guest in guests:
-        Disk().take(work.layout, work.journal, guest.index, guest.disk_mib, work.plan.node)
+        Disk().take(
+            work.layout,
+            work.journal,
+            guest.index,
+            guest.disk_mib,
+            work.plan.node,
+            blank=work.lease.resume is not None,
+        )
 
 
 def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack) -> Started:
@@ -96,7 +103,7 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
     boot_files = images.private_copies(common.staged, run_dir)
     running = RunningGuest(guest, uid, shares, common.mtu, site)
     libvirt_version, _ = work.hypervisor.version()
-    spec = domain_spec(layout.config.guests, work.plan, running, work.host, work.image, libvirt_version)
+    spec = domain_spec(layout.config, work.plan, running, work.host, work.image, libvirt_version)
     _create(work, helpers, spec)
     for path in boot_files:
         path.unlink()  # QEMU has read them
@@ -125,13 +132,14 @@ def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:
             if error := helpers.exhausted():
                 raise error
 
+    def start() -> None:
+        if work.lease.resume is not None:
+            resumption.start(work, work.lease.resume, spec, watch)
+        else:
+            work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch)
+
     try:
-        Domain().take(
-            work.journal,
-            spec.name,
-            spec.running.uid,
-            lambda: work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch),
-        )
+        Domain().take(work.journal, spec.name, spec.running.uid, start)
     except UserError:
         for ref in process.of_uid(spec.running.uid):
             process.end(ref)  # libvirt waits for it

@@ -176,6 +176,72 @@ class Hypervisor:
                     f"guest {name} cannot be ended", err.why, "look at QEMU's process"
                 ) from err
 
+    def suspend(self, name: str) -> None:
+        """Stop the vCPUs of a domain; one that is stopped already stays so.
+
+        Raises:
+            NodeError: libvirt cannot do it, or the domain does not exist.
+        """
+        domain = self._existing(name)
+        if not self._is_suspended(domain):
+            self._call("suspend the guest", self._timeout_s, domain.suspend)
+
+    def resume(self, name: str) -> None:
+        """Let the vCPUs of a suspended domain continue; errors as suspend()."""
+        domain = self._existing(name)
+        if self._is_suspended(domain):
+            self._call("resume the guest", self._timeout_s, domain.resume)
+
+    def suspended(self, name: str) -> bool:
+        """Whether a domain exists whose vCPUs are stopped."""
+        domain = self._find(name)
+        return domain is not None and self._is_suspended(domain)
+
+    def save_memory(self, name: str, path: str, timeout_s: float) -> None:
+        """Write the memory and the devices of a domain without its disks, in libvirt's format.
+
+        A suspended domain stays suspended.
+
+        Args:
+            name: of the domain.
+            path: file or FIFO that libvirt opens twice: for everything, and for the final header.
+            timeout_s: deadline.
+
+        Raises:
+            NodeError: libvirt cannot do it, or the path's reader has closed it.
+        """
+        domain = self._existing(name)
+        xml = str(self._call("ask for a guest's XML", self._timeout_s, lambda: domain.XMLDesc(0)))
+        flags = self._libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+        wanted = _memory_snapshot(xml, path)
+        self._call("save the guest", timeout_s, lambda: domain.snapshotCreateXML(wanted, flags))
+
+    def restore(self, path: str, xml: str, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
+        """Start a guest that continues a saved one.
+
+        Args:
+            path: file or FIFO with what ``save_memory`` has written; libvirt opens it twice.
+            xml: the domain; its name, its uuid and what a guest can see of it are as in the saved head.
+            timeout_s: deadline.
+            watch: as of ``create``.
+
+        Raises:
+            DomainRefusedError: libvirt or QEMU refuses this domain or this state, or perhaps all.
+            NodeError: as ``create``.
+        """
+        flags = self._libvirt.VIR_DOMAIN_SAVE_RUNNING
+        self._call("restore the guest", timeout_s, lambda: self._conn.restoreFlags(path, xml, flags), watch)
+
+    def _existing(self, name: str) -> Any:
+        domain = self._find(name)
+        if domain is None:
+            raise NodeError(f"libvirt has no guest {name}", "it has ended")
+        return domain
+
+    def _is_suspended(self, domain: Any) -> bool:
+        state, _ = self._call("ask for a guest's state", self._timeout_s, domain.state)
+        return bool(state == self._libvirt.VIR_DOMAIN_PAUSED)
+
     def _find(self, name: str) -> Any | None:
         def lookup() -> Any | None:
             try:
@@ -219,6 +285,19 @@ class Hypervisor:
                 raise kind(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
             raise err
         return result[0]
+
+
+def _memory_snapshot(xml: str, path: str) -> str:
+    """XML of a snapshot with a domain's memory and none of its disks.
+
+    Source: https://libvirt.org/formatsnapshot.html; a disk that is not named would be saved as well.
+    """
+    snapshot = ET.Element("domainsnapshot")
+    ET.SubElement(snapshot, "memory", snapshot="external", file=path)
+    disks = ET.SubElement(snapshot, "disks")
+    for target in ET.fromstring(xml).findall("devices/disk/target"):  # noqa: S314 - libvirt's own answer
+        ET.SubElement(disks, "disk", name=target.attrib["dev"], snapshot="no")
+    return ET.tostring(snapshot, encoding="unicode")
 
 
 def _clients() -> str:

@@ -53,6 +53,13 @@ SYSTEM_ONLY_ITSELF = tuple(PurePosixPath(p) for p in TOPS)
 # virtiofsd keeps one descriptor per inode the guest knows of, and asks for this many itself.
 OPEN_FILES = 1_000_000
 NR_OPEN = Path("/proc/sys/fs/nr_open")
+MIGRATION = (
+    "--migration-mode=find-paths",
+    "--migration-verify-handles",
+    "--migration-confirm-paths",
+    "--migration-on-error=guest-error",
+)
+"""A saved inode is its path and its file handle: a file that was replaced is an error of the guest alone."""
 
 
 def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share], list[str]]:
@@ -149,8 +156,11 @@ def confined(confinement: Confinement, share: Share) -> Confinement:
     )
 
 
-def command(config: Shares, share: Share, listener: int) -> list[str]:
-    """Command line of a share's daemon, which sees the folder as ``/share``; ``listener``: its socket."""
+def command(config: Shares, share: Share, listener: int, *, migrates: bool = False) -> list[str]:
+    """Command line of a share's daemon, which sees the folder as ``/share``; ``listener``: its socket.
+
+    ``migrates``: its state can be saved with the guest, and be restored.
+    """
     argv = [
         config.virtiofsd,
         f"--fd={listener}",
@@ -162,6 +172,8 @@ def command(config: Shares, share: Share, listener: int) -> list[str]:
         "--log-level=error",
         "--rlimit-nofile=0",  # leaves it as vhpc-confine has set it
     ]
+    if migrates:
+        argv += MIGRATION
     return [*argv, "--readonly"] if share.read_only else argv
 
 

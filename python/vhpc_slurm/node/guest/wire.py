@@ -71,6 +71,7 @@ class FrameType(IntEnum):
     PONG = 15
     SHARE = 16
     SHARED = 17
+    SYNC = 18
 
 
 class Op(IntEnum):
@@ -91,6 +92,9 @@ class Op(IntEnum):
     DISK = 32
     BIND = 33
     ENVIRONMENT = 34
+    HOLD = 35
+    RELEASE = 36
+    RESUME = 37
 
 
 class GuestState(IntEnum):
@@ -201,6 +205,8 @@ class Tag(IntEnum):
     GPU_MISSING = 144
     LOCKS = 145
     EMULATED = 146
+    ATTACH = 147
+    TIME_NS = 148
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

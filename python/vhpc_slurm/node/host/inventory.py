@@ -122,3 +122,8 @@ def _open_problem(device: Path) -> str:
 def _cpuinfo_field(cpuinfo: str, key: str) -> str:
     match = re.search(rf"^{re.escape(key)}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return match[1].strip() if match else ""
+
+
+def cpu_model(proc_root: Path = Path("/proc")) -> str:
+    """What the first CPU calls itself; empty if the kernel does not say."""
+    return _cpuinfo_field(sysfs.text(str(proc_root / "cpuinfo")) or "", "model name")

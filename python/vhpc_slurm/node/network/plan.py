@@ -5,7 +5,8 @@ Guest number *r* of the job, counted node by node from 0 (in a heterogeneous job
 components on the segment, in their order), has the MAC address
 ``06:VV:VV:VV:RR:RR`` (the VNI and *r*; 06 is locally administered, unicast), and the
 addresses number *r* + 1 of the two networks. So every node knows every address without
-asking, and an address of one segment exists in no other.
+asking, and an address of one segment exists in no other. A resumed guest keeps the VNI in its MAC address,
+which is that of its first segment.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def interface(lease: Lease, node: str, index: int, vcpus: int) -> GuestInterface
     bits4, bits6 = IPv4Network(segment.ipv4).prefixlen, IPv6Network(segment.ipv6).prefixlen
     return GuestInterface(
         tap=tap_name(segment.vni, index),
-        mac=mac(segment.vni, rank),
+        mac=mac(segment.mac_vni or segment.vni, rank),
         queues=min(vcpus, MAX_QUEUES),
         ipv4=f"{ipv4}/{bits4}",
         ipv6=f"{ipv6}/{bits6}",
@@ -200,7 +201,7 @@ def neighbours(lease: Lease, node: str) -> Iterator[Neighbour]:
         ipv4, ipv6 = addresses(segment, rank)
         yield Neighbour(
             guest.hostname,
-            mac(segment.vni, rank),
+            mac(segment.mac_vni or segment.vni, rank),
             ipv4,
             ipv6,
             "" if here else outer[guest.place],

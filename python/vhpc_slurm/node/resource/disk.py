@@ -26,12 +26,14 @@ class Disk(Resource):
 
     kind = "disk"
 
-    def take(self, layout: Layout, journal: Journal, index: int, size_mib: int, node: str) -> None:
+    def take(
+        self, layout: Layout, journal: Journal, index: int, size_mib: int, node: str, *, blank: bool = False
+    ) -> None:
         """Make the disk of the node's guest number ``index``; raises as ``disks.make``."""
         generation = journal.generation
         name = disks.path(layout, generation, index).name
         journal.announce(self.kind, f"{self.kind}:{name}", DiskData(index))
-        disks.make(layout, generation, index, size_mib, node)
+        disks.make(layout, generation, index, size_mib, node, blank=blank)
 
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """Delete the disk; QEMU has ended."""

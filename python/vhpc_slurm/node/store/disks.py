@@ -83,8 +83,12 @@ def free_mib(layout: Layout) -> int:
     return max(0, found.f_bavail * found.f_frsize // MIB - layout.config.disks.keep_free_mib)
 
 
-def make(layout: Layout, generation: Generation, index: int, size_mib: int, node: str) -> None:
+def make(
+    layout: Layout, generation: Generation, index: int, size_mib: int, node: str, *, blank: bool = False
+) -> None:
     """Make a guest's disk, which belongs to root until ``give``; one that is there is replaced.
+
+    A ``blank`` one has no file system: all of it reads as zeros.
 
     Raises:
         UserError: the storage has become full.
@@ -109,6 +113,8 @@ def make(layout: Layout, generation: Generation, index: int, size_mib: int, node
             said,
             "disks.folder must be on a file system such as ext4 or XFS",
         )
+    if blank:
+        return
     options = ["-q", "-F", "-b", "4096", "-I", "256", "-m", "0", "-O", _FEATURES]
     # nodiscard: mkfs must not give back what was reserved
     options += ["-E", "nodiscard,lazy_itable_init=1", str(disk)]

@@ -135,9 +135,25 @@ class Layout(Record, frozen=True):
         """The state file, which the SPANK plugin reads at task start."""
         return self.job(job_id) / "state"
 
+    def saveable(self, job_id: int) -> Path:
+        """The file with what a checkpoint needs to know of a job's guests."""
+        return self.job(job_id) / "saveable.json"
+
     def lock(self, job_id: int) -> Path:
         """The lock file (flock) of a job's Prolog and Epilog."""
         return self.run / "locks" / str(job_id)
+
+    def keeper_lock(self, job_id: int) -> Path:
+        """The lock file (flock) of a job's keeper: it is held as long as one runs."""
+        return self.job(job_id) / "keeper.lock"
+
+    def guests_ended(self, job_id: int) -> Path:
+        """The mark of guests that a checkpoint has ended: their shims say nothing of it."""
+        return self.job(job_id) / "guests.ended"
+
+    def keeper_over(self, job_id: int) -> Path:
+        """The mark of a keeper that has ended with its job."""
+        return self.job(job_id) / "keeper.over"
 
     def tombstone(self, generation: Generation) -> Path:
         """The tombstone: its Prolog may acquire nothing any more."""

@@ -25,7 +25,7 @@ VERSION = "1"
 PLUGIN_KEYS = frozenset(
     {
         "version", "job", "restart", "generation", "status", "message", "image", "batch", "socket",
-        "commands", "command_path", "cpus", "gpus", "guests", "components", "warning",
+        "commands", "command_path", "cpus", "gpus", "guests", "components", "warning", "attach",
     }
 )  # fmt: skip
 """Keys that the SPANK plugin reads: key_names of spank_plugin/state.c."""

@@ -77,7 +77,7 @@ def test_a_wrong_file_is_one_line(vhpc: Vhpc, tmp_path: Path, text: str | bytes 
     assert says.format(file=path) in vhpc.error
 
 
-def test_each_option_but_the_file_may_be_a_key() -> None:
+def test_each_option_of_a_job_that_boots_may_be_a_key() -> None:
     example = {
         "mem-reserve": '"2G"', "batch": '"host"', "timeout": "60", "console": '"c.txt"', "vfs": "2",
         "disk": "100", "shares": '"home"', "workdir": '"/opt"', "save": '"own/a"', "image": '"a"',
@@ -85,7 +85,10 @@ def test_each_option_but_the_file_may_be_a_key() -> None:
     }  # fmt: skip
     text = "\n".join(f"{name} = {value}" for name, value in example.items())
     found = parse_environment(text)
-    assert {option.name for option, _ in found} == {option.name for option in OPTIONS} - {"environment"}
+    assert {option.name for option, _ in found} == {option.name for option in OPTIONS} - {
+        "environment",
+        "resume",
+    }
     assert {option.name: value for option, value in found} == {
         name: str(tomllib.loads(f"a = {value}")["a"]) for name, value in example.items()
     }

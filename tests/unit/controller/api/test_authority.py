@@ -13,7 +13,7 @@ from address_rig import Asked, hosts
 from controller_lab import allocation, request
 
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.api import authority, status_messages, usage_messages
+from vhpc_slurm.controller.api import authority, checkpoint_messages, status_messages, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError
@@ -33,6 +33,7 @@ OF_NODES: list[wire.Request] = [
     usage_messages.ReportUsage(generation="1.0.00000001", node="n1", guests=()),
     usage_messages.ReportUsageSoFar(node="n1", used=()),
     status_messages.ReportQuarantine(node="n1", devices=()),
+    checkpoint_messages.AskOrder(generation="1.0.00000001", node="n1"),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [
     wire.OpenGeneration(request=request(), node_groups=NODE_GROUPS),
@@ -51,6 +52,10 @@ OF_ANYBODY: list[wire.Request] = [
     wire.AskStatus(),
     status_messages.AskTrouble(),
     wire.AsUser(uid=2001, request=wire.ListLeases()),
+    checkpoint_messages.SaveJob(job_id=1),
+    checkpoint_messages.ListCheckpoints(),
+    checkpoint_messages.RemoveCheckpoint(serial=1),
+    checkpoint_messages.KnownCheckpoints(serials=()),
 ]
 
 

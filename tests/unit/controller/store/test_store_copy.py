@@ -35,9 +35,13 @@ from vhpc_slurm.model import (
     Figures,
     Generation,
     GuestUsage,
+    KeeperState,
     LeaseState,
     NodeReport,
     NodeUsage,
+    SavedGuest,
+    SavedNode,
+    Seal,
     SshKeys,
     Stage,
     Timeline,
@@ -65,6 +69,13 @@ def filled(store: SqlStore, jobs: int = 3) -> None:
             store.acknowledge(generation, "n1", clean=job % 2 == 0, note="nöte", now=0.1 + 0.2)
             store.ssh_keys.add(generation, SshKeys("a", "b", "c", "d"))
             store.tunnel_keys.add(generation, TunnelKeyPairs(("private",), ("public",)))
+            saved = store.checkpoints.add(
+                one.lease, f"n{job}", stop=job == 2, key=bytes(range(256)), now=chance.random()
+            )
+            guests = (SavedGuest(0, "n1", 2, 512, Seal(2**40, b"\0\xff")),)
+            kept = SavedNode("n1", 10000003, "emulated", 1 / 3, guests)
+            store.checkpoints.report(saved.serial, "n1", KeeperState.SAVED, kept)
+            store.checkpoints.report(saved.serial, "N1", KeeperState.HELD, None)
             store.keys.add(an_assignment(job, pkey=0x1000 + job, left_s=1 / 3))
             store.segments.add(5000 + job, generation, Generation(job + 1000, 0, "0" * 8))
         store.keys.update([an_assignment(1, pkey=0x1001, state=KeyState.QUARANTINE, left_s=1e-300, note="ü")])
@@ -87,6 +98,9 @@ def answers(store: SqlStore) -> list[Any]:
         [store.reports.page(0, job_id=one.job_id) for one in generations],
         [(store.ssh_keys.get(one), store.tunnel_keys.get(one)) for one in generations],
         store.counts(),
+        store.checkpoints.page(0),
+        [(one.key, store.checkpoints.saved(one.serial)) for one in store.checkpoints.page(0)],
+        [store.checkpoints.reports(one.serial) for one in store.checkpoints.page(0)],
     ]
 
 

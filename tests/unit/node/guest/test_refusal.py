@@ -227,7 +227,7 @@ WISHES: dict[str, Any] = {
 }
 OF_THE_NODE = {
     *("name", "generation", "host", "manifest", "gid", "libvirt_version", "emulator", "partition"),
-    *("uid", "run_dir", "root", "agent_socket", "console_log", "index", "hostname"),
+    *("uid", "run_dir", "root", "agent_socket", "console_log", "index", "hostname", "saveable"),
 }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import ip_address, ip_interface
 
 import pytest
@@ -118,3 +119,13 @@ def test_a_failed_batch_names_its_command(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tools, "WHERE", "/nowhere")
     with pytest.raises(NodeError, match=r"nft is not installed.*apt install nftables"):
         tools.run("nft", "list", "tables")
+
+
+def test_a_resumed_guest_keeps_its_mac_address() -> None:
+    lease = lease_of(1, 0xABCDEF, "n1", "n2", each=3)
+    assert lease.segment is not None
+    lease = replace(lease, segment=replace(lease.segment, mac_vni=0x010203))
+    found = plan_of(lease, "n2", vcpus=12).guests[1].interface
+    assert found is not None
+    assert (found.mac, found.tap) == ("06:01:02:03:00:04", "vhpc11259375g1")
+    assert [one.mac for one in plan.neighbours(lease, "n1")][4] == found.mac

@@ -32,7 +32,7 @@ int main(int argc, char **argv)
     printf("generation=%s\\nimage=%s\\nmessage=%s\\nwarning=%s\\nsocket=%s\\n", s.generation, s.image,
            s.message, s.warning, s.socket ? s.socket : "");
     printf("commands=%s\\ncommand_path=%s\\n", s.commands, s.command_path);
-    printf("gpus=%s\\ncpus=%s\\n", s.gpus, s.cpus);
+    printf("gpus=%s\\ncpus=%s\\nattach=%s\\n", s.gpus, s.cpus, s.attach);
     vhpc_state_free(&s);
     return 0;
 }
@@ -59,6 +59,7 @@ def test_the_plugin_reads_each_field_that_the_hooks_write(tmp_path: Path) -> Non
         "command_path": "/opt/slurm/bin",
         "gpus": "0:1,2:3",
         "cpus": "4:5:6,7:0:1",
+        "attach": "batch",
     }
     counts = {"guests": str(MAX_GUESTS_PER_NODE), "components": "128"}
     numbers = {"status": "ready", "batch": "host"} | counts

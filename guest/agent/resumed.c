@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "resumed.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "file.h"
+
+extern char **environ;
+
+static bool is_of_job(const char *variable)
+{
+    return strncmp(variable, "SLURM", 5) == 0 || strncmp(variable, "VHPC_", 5) == 0;
+}
+
+/* "NAME=VALUE" of the same name; NULL: there is none. */
+static const char *same_name(const struct execspec *s, const char *variable)
+{
+    size_t len = strcspn(variable, "=") + 1;
+    for (size_t i = 0; i < s->envc; i++)
+        if (strncmp(s->envp[i], variable, len) == 0)
+            return s->envp[i];
+    return NULL;
+}
+
+int resumed_write(const char *path, const struct execspec *first, const struct execspec *now)
+{
+    struct buf b = {0};
+    int rc = 0;
+    for (size_t i = 0; i < first->envc && rc == 0; i++) {
+        const char *old = first->envp[i];
+        const char *new = is_of_job(old) ? same_name(now, old) : NULL;
+        if (new == NULL || strcmp(old, new) == 0)
+            continue;
+        rc = buf_append(&b, old, strlen(old) + 1);
+        rc = rc < 0 ? rc : buf_append(&b, new, strlen(new) + 1);
+    }
+    if (rc == 0 && b.len > 0)
+        rc = write_file_data(path, 0644, buf_head(&b), b.len);
+    else if (rc == 0 && unlink(path) < 0 && errno != ENOENT)
+        rc = -errno;
+    buf_free(&b);
+    return rc;
+}
+
+static void replace(const char *old, const char *new)
+{
+    for (char **e = environ; e != NULL && *e != NULL; e++) {
+        char *name;
+        if (strcmp(*e, old) != 0)
+            continue;
+        name = strndup(new, strcspn(new, "="));
+        if (name != NULL)
+            (void)setenv(name, new + strcspn(new, "=") + 1, 1);
+        free(name);
+        return;
+    }
+}
+
+void resumed_apply(const char *path)
+{
+    char *old = NULL, *new = NULL;
+    size_t old_room = 0, new_room = 0;
+    FILE *f = fopen(path, "re");
+    while (f != NULL && getdelim(&old, &old_room, '\0', f) > 0 &&
+           getdelim(&new, &new_room, '\0', f) > 0)
+        replace(old, new);
+    free(old);
+    free(new);
+    if (f != NULL)
+        (void)fclose(f);
+}

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc checkpoint: save the guests of a job; list, show and remove what was saved."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vhpc_slurm.cli import context, leases, options, output
+from vhpc_slurm.cli.jobs import reportrows
+from vhpc_slurm.cli.options import JobId, Json
+from vhpc_slurm.cli.progress import progress
+from vhpc_slurm.cli.verbs import Group, Verb
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import CheckpointState
+
+if TYPE_CHECKING:
+    from vhpc_slurm.model import Checkpoint
+
+POLL_S = 0.5
+OPEN = (CheckpointState.HOLDING, CheckpointState.SAVING)
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of one of your checkpoints.", show_default=False)
+]
+
+GROUP = Group(
+    Verb(
+        "save",
+        "jobs.checkpoints:save",
+        "Save all guests of your running job together: memory, devices and disks; save may be left out.",
+    ),
+    Verb(
+        "ls",
+        "jobs.checkpoints:ls",
+        "List your checkpoints, the newest last; root and SlurmUser see those of all users.",
+    ),
+    Verb("show", "jobs.checkpoints:show", "Show one of your checkpoints."),
+    Verb(
+        "rm",
+        "jobs.checkpoints:remove",
+        "Remove checkpoints of yours; the nodes delete their files soon after.",
+    ),
+    default="save",
+)
+
+
+def save(
+    job_id: JobId,
+    stop: Annotated[bool, typer.Option("--stop", help="End the job when it is saved.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Default: JOBID.NUMBER.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Save all guests of your running job together: memory, devices and disks; save may be left out.
+
+    The job waits meanwhile, and continues afterwards. `sbatch --vhpc-resume=NAME` continues from it later.
+    Steps and commands of Slurm that run in the job are waited for.
+    """
+    client = leases.client(options.config())
+    found = client.save(job_id, name, stop=stop)
+    said = ""
+    while found.state in OPEN:
+        if (line := _doing(found)) != said:
+            progress(line)
+            said = line
+        time.sleep(POLL_S)
+        found = client.checkpoint(found.serial)
+    if found.state is not CheckpointState.VALID:
+        raise UserError(
+            f"job {job_id} was not saved", found.error, "" if _gone(found) else "the job continues"
+        )
+    if as_json:
+        output.write_json(_json(found))
+        return 0
+    progress(f"{_called(found)}: valid, {output.size(found.size)} in {_seconds(found):.1f} s")
+    print(found.name)
+    return 0
+
+
+def ls(
+    job_id: Annotated[
+        int | None, typer.Option("--job", metavar="JOBID", min=1, help="Only those of this job.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List your checkpoints, the newest last; root and SlurmUser see those of all users."""
+    found = leases.client(options.config()).checkpoints(job_id)
+    if as_json:
+        output.write_json({"checkpoints": [_json(one) for one in found]})
+        return 0
+    rows = [
+        (
+            one.name,
+            context.user_name(one.uid),
+            str(one.generation.job_id),
+            one.state.value,
+            output.size(one.size) if one.size else "",
+            reportrows.date(one.created),
+            one.error or (f"resumed by job {one.resumed_by.job_id}" if one.resumed_by else ""),
+        )
+        for one in found
+    ]
+    output.write_table(("NAME", "USER", "JOB", "STATE", "SIZE", "TIME", "NOTE"), rows, right=("SIZE",))
+    return 0
+
+
+def show(name: Name, as_json: Json = False) -> int:
+    """Show one of your checkpoints."""
+    found = _newest(leases.client(options.config()).checkpoints(), name)
+    if as_json:
+        output.write_json(_json(found))
+        return 0
+    guests = [guest for node in found.nodes for guest in node.guests]
+    facts = [
+        ("Checkpoint", f"{found.name} (number {found.serial})"),
+        ("User", context.user_name(found.uid)),
+        ("Job", str(found.generation.job_id)),
+        ("State", found.state.value),
+        ("Made", reportrows.date(found.created)),
+        ("Image", found.image),
+        ("Nodes", output.node_list(node.node for node in found.nodes)),
+    ]
+    if found.error:
+        facts.append(("Error", found.error))
+    if guests:
+        facts += [
+            ("Guests", f"{len(guests)}, each with {guests[0].vcpus} CPUs and {guests[0].memory_mib} MiB"),
+            ("CPU", found.nodes[0].cpu),
+            ("Size", f"{output.size(found.size)}, written in {_seconds(found):.1f} s"),
+        ]
+    if found.resumed_by:
+        facts.append(("Resumed by", f"job {found.resumed_by.job_id}"))
+    output.write_facts(facts)
+    return 0
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of your checkpoints.")],
+    as_json: Json = False,
+) -> int:
+    """Remove checkpoints of yours; the nodes delete their files soon after."""
+    client = leases.client(options.config())
+    known = client.checkpoints()
+    chosen = [_newest(known, name) for name in names]
+    for one in chosen:
+        client.remove_checkpoint(one.serial)
+    if as_json:
+        output.write_json({"removed": [one.name for one in chosen]})
+    return 0
+
+
+def _newest(found: tuple[Checkpoint, ...], name: str) -> Checkpoint:
+    """The newest checkpoint of a name; UserError without one."""
+    named = [one for one in found if one.name == name and one.state is not CheckpointState.REMOVED]
+    valid = [one for one in named if one.state is CheckpointState.VALID]
+    if not named:
+        raise UserError(f"you have no checkpoint {name[:80]!r}", "", "see: vhpc checkpoint ls")
+    return (valid or named)[-1]
+
+
+def _called(found: Checkpoint) -> str:
+    return f"checkpoint {found.name} of job {found.generation.job_id}"
+
+
+def _doing(found: Checkpoint) -> str:
+    if found.state is CheckpointState.HOLDING:
+        return f"{_called(found)}: {found.held} of {found.node_count} nodes have stopped their guests"
+    return f"{_called(found)}: {len(found.nodes)} of {found.node_count} nodes have saved their guests"
+
+
+def _gone(found: Checkpoint) -> bool:
+    return "ended" in found.error
+
+
+def _seconds(found: Checkpoint) -> float:
+    return max((node.seconds for node in found.nodes), default=0.0)
+
+
+def _json(found: Checkpoint) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "serial": found.serial,
+        "user": context.user_name(found.uid),
+        "job": found.generation.job_id,
+        "generation": str(found.generation),
+        "state": found.state.value,
+        "created": found.created,
+        "stop": found.stop,
+        "image": found.image,
+        "error": found.error or None,
+        "bytes": found.size,
+        "seconds": round(_seconds(found), 3),
+        "resumed_by": str(found.resumed_by) if found.resumed_by else None,
+        "nodes": [node.node for node in found.nodes],
+        "guests": [
+            {
+                "rank": guest.rank,
+                "hostname": guest.hostname,
+                "node": node.node,
+                "cpus": guest.vcpus,
+                "memory_mib": guest.memory_mib,
+                "state_bytes": guest.state.size,
+                "disk_bytes": guest.disk.size if guest.disk else None,
+            }
+            for node in found.nodes
+            for guest in node.guests
+        ],
+    }

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table [checkpoint] of vhpc.toml: every key of it, its meaning and its default."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from vhpc_slurm.config.setting import documented
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Checkpoints of jobs (vhpc checkpoint)."""
+
+    folder: Annotated[
+        str,
+        documented(
+            "folder for the saved guests, the same file system on all nodes; it belongs to root, and only "
+            "root may enter it; empty: jobs cannot be saved",
+            pattern=r"^(|/[^\x00]+)$",
+        ),
+    ] = ""
+    hold_timeout_s: Annotated[
+        int,
+        documented(
+            "how long all guests of a job may take to stop for a checkpoint; then it is given up and the "
+            "guests continue",
+            ge=1,
+            le=3600,
+        ),
+    ] = 60

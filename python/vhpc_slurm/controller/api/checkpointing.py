@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about checkpoints: users make and remove them, keepers report and are told what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from vhpc_slurm.controller.api import checkpoint_messages as messages
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.model import Checkpoint, Generation, KeeperState, OrderKind, SavedNode, Seal, Viewer
+from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, NoSuchJobError, Slurm
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.store.port import LeaseStore
+
+log = logging.getLogger("vhpcd")
+
+
+class Checkpointing:
+    """Belongs to the event loop."""
+
+    def __init__(self, leases: LeaseLayer, executor: LeaseExecutor, slurm: Slurm, changes: Changes) -> None:
+        """``changes`` are told each job whose keepers have orders."""
+        self._ledger = leases.checkpoints
+        self._store = leases.store
+        self._executor = executor
+        self._slurm = slurm
+        self._changes = changes
+        self._ends: set[asyncio.Task[None]] = set()
+
+    async def answer(
+        self, request: messages.OfCheckpoints, uid: int, viewer: Viewer | None
+    ) -> messages.CheckpointAnswer | messages.OrderAnswer | messages.CheckpointsKept | wire.Done:
+        """The answer; ``viewer`` is None for root and SlurmUser.
+
+        Raises:
+            UserError: the request is refused.
+        """
+        match request:
+            case messages.SaveJob():
+                return await self._save(request, None if viewer is None else uid)
+            case messages.RemoveCheckpoint():
+                owner = None if viewer is None else uid
+                await self._executor.write(self._ledger.remove, request.serial, owner)
+                return wire.Done()
+            case messages.AskOrder():
+                return await self._order(request)
+            case messages.KnownCheckpoints():
+                kept = await self._executor.write(self._ledger.kept, request.serials)
+                return messages.CheckpointsKept(serials=tuple(sorted(kept)))
+
+    async def _save(self, request: messages.SaveJob, uid: int | None) -> messages.CheckpointAnswer:
+        job_id = request.job_id
+        lease = await self._executor.write(self._ledger.owned, job_id, uid)
+        await self._executor.aside(self._check_running, lease.generation)
+
+        def begin() -> Checkpoint:
+            made = self._ledger.begin(job_id, request.name or "", stop=request.stop, uid=uid)
+            return shown(self._store, made)
+
+        found = await self._executor.write(begin)
+        self._changes.notify(job_id)
+        return messages.CheckpointAnswer(checkpoint=found)
+
+    def _check_running(self, generation: Generation) -> None:
+        """UserError unless the batch script of a job runs."""
+        what = f"job {generation.job_id} cannot be saved"
+        try:
+            job = self._slurm.load(generation.job_id)
+        except NoSuchJobError as err:
+            raise UserError(what, "Slurm has no such job") from err
+        if job.state != RUNNING or job.restarts != generation.restart:
+            raise UserError(what, f"it is {job.state}")
+        if job.reason == REASON_PROLOG:
+            raise UserError(what, "its guests have not booted yet", "try again when it has started")
+        if not job.batch_host:
+            raise UserError(what, "it has no batch script that another job could continue")
+
+    async def _order(self, request: messages.AskOrder) -> messages.OrderAnswer:
+        """Take the report of a keeper; the answer comes when there is an order, or after ``wait_s``."""
+        generation, write = Generation.parse(request.generation), self._executor.write
+        asked = await write(self._ledger.ask, generation, request.node, request.report)
+        if asked.changed:
+            self._changes.notify(generation.job_id)
+        if asked.end:
+            self._end_soon(generation.job_id)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_s, wire.MAX_WAIT_S)
+        while True:
+            with self._changes.listening(generation.job_id) as change:
+                order = await write(self._ledger.order, generation, request.report)
+                left = deadline - loop.time()
+                if order.kind is not OrderKind.WAIT or left <= 0:
+                    return messages.OrderAnswer(order=order)
+                await asyncio.wait({change}, timeout=left)
+
+    def _end_soon(self, job_id: int) -> None:
+        """End a job whose checkpoint is complete; ``run`` repeats it."""
+        task = asyncio.create_task(self._end(job_id))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    async def _end(self, job_id: int) -> None:
+        try:
+            await self._executor.aside(self._slurm.cancel, job_id)
+        except VhpcError as err:
+            log.error("job %d, which was saved, cannot be ended: %s", job_id, err.line())
+
+    async def run(self) -> None:
+        """Periodic work: what is late has failed, old ones are forgotten, jobs are ended again."""
+        for job_id in await self._executor.write(self._ledger.expire):
+            self._changes.notify(job_id)
+        await self._executor.write(self._ledger.prune)
+        for one in await self._executor.write(self._ledger.to_end):
+            await self._end(one.job_id)
+
+
+def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
+    """A checkpoint as users see it, without proofs of its files; for the database thread."""
+    place = {node: number for number, node in enumerate(one.origin.allocation.node_names)}
+    reports = store.checkpoints.reports(one.serial)
+    return Checkpoint(
+        serial=one.serial,
+        name=one.name,
+        uid=one.uid,
+        generation=one.generation,
+        image=str(one.origin.image or one.origin.request.image),
+        state=one.state,
+        created=one.created,
+        stop=one.stop,
+        node_count=len(place),
+        held=sum(state in (KeeperState.HELD, KeeperState.SAVED) for state in reports.values()),
+        nodes=tuple(map(_sizes, sorted(store.checkpoints.saved(one.serial), key=lambda at: place[at.node]))),
+        error=one.error,
+        resumed_by=one.resumed_by,
+    )
+
+
+def _sizes(node: SavedNode) -> SavedNode:
+    guests = (
+        replace(
+            guest,
+            state=Seal(guest.state.size, b""),
+            disk=None if guest.disk is None else Seal(guest.disk.size, b""),
+        )
+        for guest in node.guests
+    )
+    return replace(node, guests=tuple(guests))

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint: the saved state of all guests of a job, and what a job gets that is resumed from it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from vhpc_slurm.model.job import Generation
+from vhpc_slurm.record import Record
+
+MAX_CHECKPOINT_NAME = 64
+
+
+class CheckpointState(StrEnum):
+    """Life of a checkpoint; it can be resumed in the state VALID only.
+
+    HOLDING: its guests are being stopped.  SAVING: all have been, and are written.  FAILED: it was given up.
+    REMOVED: its files will be deleted.
+    """
+
+    HOLDING = "holding"
+    SAVING = "saving"
+    VALID = "valid"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+
+class Seal(Record, frozen=True):
+    """Proof of the content of one file of a checkpoint; vhpcd keeps it.
+
+    Attributes:
+        size: bytes of the file.
+        root: keyed hash of the tags of all its chunks.
+    """
+
+    size: int
+    root: bytes
+
+
+class SavedGuest(Record, frozen=True):
+    """The saved state of one guest.
+
+    Attributes:
+        rank: the guest's number in the job, counted node by node from 0.
+        hostname: of the guest.
+        vcpus: number of its vCPUs.
+        memory_mib: of the guest.
+        state: of the file with its memory and its devices.
+        disk: of the file with its own disk; None if it has none.
+    """
+
+    rank: int
+    hostname: str
+    vcpus: int
+    memory_mib: int
+    state: Seal
+    disk: Seal | None = None
+
+
+class SavedNode(Record, frozen=True):
+    """The part of a checkpoint that one node has saved.
+
+    Attributes:
+        node: the node.
+        qemu: version of its QEMU, as libvirt's number.
+        cpu: the CPU that its guests have seen: "emulated", or vendor and model of the host's.
+        seconds: how long its guests were stopped until their state was on storage.
+        guests: in the order of their ranks.
+    """
+
+    node: str
+    qemu: int
+    cpu: str
+    seconds: float
+    guests: tuple[SavedGuest, ...]
+
+
+class Resume(Record, frozen=True):
+    """The checkpoint that a job continues.
+
+    Attributes:
+        serial: of the checkpoint; it names the folder of its files.
+        name: of the checkpoint.
+        origin: the generation that was saved.
+        nodes: what its nodes have saved, in their order: node number *i* of the job continues node *i*.
+        key: of the checkpoint's seals; secret, known only to a node that has taken the lease.
+    """
+
+    serial: int
+    name: str
+    origin: Generation
+    nodes: tuple[SavedNode, ...]
+    key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Resume(serial={self.serial}, name={self.name!r})"
+
+
+class OrderKind(StrEnum):
+    """An order of vhpcd to the keeper of a job on a node.
+
+    WAIT: nothing; ask again.  HOLD: stop the guests.  SAVE: write their state.  CONTINUE: let the guests
+    continue; a checkpoint that was not completed was given up.  END: the checkpoint is valid, and vhpcd ends
+    the job: the guests never continue.  OVER: the job has ended, and so does the keeper.
+    """
+
+    WAIT = "wait"
+    HOLD = "hold"
+    SAVE = "save"
+    CONTINUE = "continue"
+    END = "end"
+    OVER = "over"
+
+
+class KeeperOrder(Record, frozen=True):
+    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret."""
+
+    kind: OrderKind
+    serial: int = 0
+    name: str = ""
+    key: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"KeeperOrder({self.kind.value}, serial={self.serial})"
+
+
+class KeeperState(StrEnum):
+    """A report of the keeper of a job on a node about a checkpoint."""
+
+    HELD = "held"
+    SAVED = "saved"
+    CONTINUED = "continued"
+    FAILED = "failed"
+
+
+class KeeperReport(Record, frozen=True):
+    """A report of a keeper; ``line`` is the reason of FAILED, ``saved`` belongs to SAVED."""
+
+    serial: int
+    state: KeeperState
+    saved: SavedNode | None = None
+    line: str = ""
+
+
+class Checkpoint(Record, frozen=True):
+    """A checkpoint as vhpcd shows it; it has no secrets.
+
+    Attributes:
+        serial: its number, unique for the site.
+        name: its name, which a later checkpoint of the user may have, too.
+        uid: its owner.
+        generation: that was saved.
+        image: of the job, as a reference with its digest.
+        state: of the checkpoint.
+        created: seconds since the epoch.
+        stop: the job ends when it is valid.
+        node_count: how many nodes the job has.
+        held: how many of them have stopped their guests.
+        nodes: those that have saved, in the order of the allocation.
+        error: why it was given up.
+        resumed_by: the generation that continues it now, if there is one.
+    """
+
+    serial: int
+    name: str
+    uid: int
+    generation: Generation
+    image: str
+    state: CheckpointState
+    created: float
+    stop: bool
+    node_count: int
+    held: int = 0
+    nodes: tuple[SavedNode, ...] = ()
+    error: str = ""
+    resumed_by: Generation | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        guests = (guest for node in self.nodes for guest in node.guests)
+        return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: a job's guests are saved, and another job continues them, elsewhere and later."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from cluster import Job, Lab
+from injection import ours, said, settled, until
+
+pytestmark = pytest.mark.lab
+
+FOLDER = "/home/checkpoints"
+TURNS = 40
+# Writes each number to its output and to a file that it keeps open, and the time at the end.
+COUNT = f"""
+i=0; exec 3>>~/$SLURM_JOB_ID.log
+while [ $i -lt {TURNS} ]; do i=$((i+1)); echo $i; echo $i >&3; sleep 0.3; done
+echo now $(date +%s)
+srun -n1 sh -c 'echo job $SLURM_JOB_ID $(hostname)'
+exit 7
+"""
+# Two guests exchange numbers over one TCP connection; a wrong one, or a closed connection, ends both.
+TALK = """
+import socket, sys, time
+me, peer, turns = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if me == "first":
+    listener = socket.create_server(("", 5001))
+    link, _ = listener.accept()
+else:
+    while True:
+        try:
+            link = socket.create_connection((peer, 5001))
+            break
+        except OSError:
+            time.sleep(0.1)
+link.settimeout(None)
+file = link.makefile("rwb")
+for turn in range(turns):
+    file.write(b"%d\\n" % turn)
+    file.flush()
+    got = int(file.readline())
+    assert got == turn, (got, turn)
+    if me == "first":
+        print("turn", turn, flush=True)
+    time.sleep(0.1)
+print(me, "ended", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _checkpoints(lab: Lab) -> Iterator[None]:
+    """The site has a folder for checkpoints."""
+    file, hosts = "/etc/vhpc/vhpc.toml", ("ctl", "login", *lab.nodes)
+    table = f'\\n[checkpoint]\\nfolder = "{FOLDER}"\\nhold_timeout_s = 20\\n'
+    lab.run("n1", "install", "-d", "-m", "0700", FOLDER)
+    with ExitStack() as undo:
+        for host in hosts:
+            lab.run(host, "cp", "-p", file, f"{file}.before")
+            undo.callback(lab.run, host, "mv", f"{file}.before", file)
+            lab.run(host, "sh", "-c", f"printf '{table}' >> {file}")
+        lab.service("ctl", "stop", "vhpcd")
+        lab.service("ctl", "start", "vhpcd")
+        yield
+        found = json.loads(lab.run("login", "vhpc", "checkpoint", "ls", "--json", user="alice").out)
+        for row in (row for row in found["checkpoints"] if row["state"] == "valid"):
+            lab.run("login", "vhpc", "checkpoint", "rm", row["name"], user="alice")
+        settled(lab)
+    lab.service("ctl", "stop", "vhpcd")
+    lab.service("ctl", "start", "vhpcd")
+    lab.run("n1", "rm", "-rf", FOLDER)
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers that COUNT has written."""
+    return [int(line) for line in text.split("\n") if line.isdigit()]
+
+
+def counts(lab: Lab, job: Job, least: int = 5) -> None:
+    """Wait until the job's script counts."""
+    until(lambda: len(numbers(said(lab, job))) >= least, f"job {job.id} to count", 240)
+
+
+def checkpoint(lab: Lab, *words: str, user: str = "alice") -> Any:
+    """Make a checkpoint; returns what the command says of it."""
+    return lab.run("login", "vhpc", "checkpoint", *words, user=user, timeout=300)
+
+
+def shown(lab: Lab, name: str) -> dict[str, Any]:
+    """The checkpoint's record in vhpcd."""
+    done = lab.run("login", "vhpc", "checkpoint", "show", name, "--json", user="alice")
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def kept(lab: Lab, _checkpoints: None) -> Job:
+    """A job of one CPU on n1 that was saved as ``kept``, and has ended with that."""
+    job = lab.submit(COUNT, "-w", "n1", "-n1", "--mem=600")
+    counts(lab, job)
+    checkpoint(lab, str(job.id), "--stop", "--name", "kept")
+    job.leave_queue()
+    return job
+
+
+@pytest.mark.promise("checkpoint.script")
+def test_a_stopped_script_continues_on_another_node(lab: Lab, kept: Job) -> None:
+    assert kept.show()["JobState"] == "CANCELLED"
+    before = numbers(kept.output())
+    assert before == list(range(1, len(before) + 1))
+    others = [line for line in kept.output().splitlines() if not line.isdigit()]
+    assert all(line.startswith("slurmstepd") for line in others), others
+    assert len(before) < TURNS
+    assert numbers(lab.read("alice", f"{kept.id}.log")) == before
+    found = shown(lab, "kept")
+    assert (found["state"], found["job"], found["nodes"]) == ("valid", kept.id, ["n1"])
+
+    second = lab.submit("echo never", "-w", "n2", "-n1", "--mem=600", "--vhpc-resume=kept", image=None)
+    assert second.wait(timeout=300) == "FAILED"
+    assert second.accounted() == ["FAILED", "7:0"]
+    after = second.output()
+    assert numbers(after) == list(range(len(before) + 1, TURNS + 1)), after
+    assert numbers(lab.read("alice", f"{kept.id}.log")) == list(range(1, TURNS + 1))
+    assert "never" not in after
+    # a command of Slurm names the job that runs now; the guest keeps its name
+    assert re.search(rf"^job {second.id} n1$", after, re.M), after
+    clock = re.search(r"^now (\d+)$", after, re.M)
+    assert clock is not None, after
+    ended = lab.run("ctl", "sacct", "-nXP", "-j", str(second.id), "-o", "End").out.strip()
+    host = int(lab.run("ctl", "date", "-d", ended, "+%s").out)
+    assert abs(int(clock[1]) - host) <= 5, (after, ended)
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.continue")
+def test_a_job_continues_after_its_checkpoint(lab: Lab) -> None:
+    job = lab.submit(COUNT, "-w", "n1", "-n1")
+    counts(lab, job)
+    done = checkpoint(lab, str(job.id), "--json")
+    assert '"valid"' in done.out
+    assert job.wait(timeout=300) == "FAILED"
+    assert numbers(job.output()) == list(range(1, TURNS + 1))
+    assert job.accounted() == ["FAILED", "7:0"]
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.network")
+def test_connections_between_guests_survive(lab: Lab) -> None:
+    turns = 80
+    script = (
+        f"cat > ~/talk.py <<'END'\n{TALK}\nEND\n"
+        f"ssh -n n2 python3 talk.py second n1 {turns} & \n"
+        f"python3 talk.py first n2 {turns}; wait"
+    )
+    pair = ("-N2", "--ntasks-per-node=1", "--vhpc-network=job")
+    first = lab.submit(script, *pair, image="debian-hpc")
+    until(lambda: "turn 5\n" in said(lab, first), f"job {first.id} to talk", 400)
+    checkpoint(lab, str(first.id), "--stop", "--name", "talk")
+    first.leave_queue()
+    second = lab.submit("true", "-N2", "--ntasks-per-node=1", "--vhpc-resume=talk", image=None)
+    assert second.wait(timeout=400) == "COMPLETED", said(lab, second)
+    text = first.output() + second.output()
+    assert [int(one) for one in re.findall(r"^turn (\d+)$", text, re.M)] == list(range(turns)), text
+    assert {"first ended", "second ended"} <= set(text.split("\n")), text
+    settled(lab)
+
+
+def refused(lab: Lab, what: str, *words: str, user: str = "alice") -> None:
+    """The command fails with one line of ours that says this."""
+    done = lab.run("login", *words, user=user, check=False, timeout=300)
+    assert done.code != 0, done
+    lines = [line for line in ours(done.err) if not re.search(r": \d of \d nodes", line)]  # no progress
+    assert len(lines) == 1, done
+    assert re.search(what, lines[0]), lines
+
+
+@pytest.mark.promise("checkpoint.refused")
+def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
+    refused(lab, "job 4000000", "vhpc", "checkpoint", "4000000")
+    plain = lab.submit("sleep 300", "-w", "n2", "-n1", image=None)
+    plain.wait("RUNNING")
+    refused(lab, f"job {plain.id}", "vhpc", "checkpoint", str(plain.id))
+    busy = lab.submit("srun sleep 300", "-w", "n1", "-n1")
+    until(lambda: f"{busy.id}.0" in lab.run("ctl", "squeue", "-s", "-h").out, "the step to run", 240)
+    refused(lab, f"job {busy.id}", "vhpc", "checkpoint", str(busy.id), user="bob")
+    refused(lab, "runs", "vhpc", "checkpoint", str(busy.id))
+    assert busy.show()["JobState"] == "RUNNING"
+    lab.run("login", "scancel", str(busy.id), str(plain.id), user="alice")
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.shape")
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--vhpc-resume=nothing-of-this-name",), "nothing-of-this-name"),
+        (("--vhpc-resume=kept", "-c2", "--mem=600"), "needs 1 CPUs on"),
+        (("--vhpc-resume=kept", "-N2", "--mem=600"), "ask for --nodes=1"),
+        (("--vhpc-resume=kept", "--mem=700"), "needs 600 MiB of memory on"),
+    ],
+    ids=["unknown", "cpus", "nodes", "memory"],
+)
+def test_a_resume_of_another_shape_fails_its_job(
+    lab: Lab, kept: Job, options: tuple[str, ...], what: str
+) -> None:
+    job = lab.finish("echo never", "--ntasks-per-node=1", *options, image=None)
+    lines = ours(job.output())
+    assert len(lines) == 1, job.output()
+    assert re.search(what, lines[0]), lines
+    assert job.accounted() == ["FAILED", "1:0"]
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.seal")
+def test_changed_bytes_are_not_loaded(lab: Lab, kept: Job) -> None:
+    serial = shown(lab, "kept")["serial"]
+    file = f"{FOLDER}/{serial}/0.state"
+    flip = (
+        f"f = open('{file}', 'r+b'); f.seek(5000000); x = f.read(1)[0] ^ 1; "
+        "f.seek(-1, 1); f.write(bytes([x]))"
+    )
+    lab.run("n1", "cp", file, f"{FOLDER}/kept")
+    lab.run("n1", "/opt/vhpc/bin/python", "-c", flip)
+    try:
+        job = lab.finish("echo never", "-n1", "--mem=600", "--vhpc-resume=kept", image=None)
+    finally:
+        lab.run("n1", "sh", "-c", f"cat {FOLDER}/kept > {file}; rm {FOLDER}/kept")
+    lines = ours(job.output())
+    assert len(lines) == 1, job.output()
+    assert "damaged" in lines[0]
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.owner")
+def test_checkpoints_are_listed_and_removed(lab: Lab, kept: Job) -> None:
+    rows = lab.run("login", "vhpc", "checkpoint", "ls", "--json", user="alice").out
+    assert '"kept"' in rows
+    assert '"kept"' not in lab.run("login", "vhpc", "checkpoint", "ls", "--json", user="bob").out
+    refused(lab, "kept", "vhpc", "checkpoint", "rm", "kept", user="bob")
+    serial = shown(lab, "kept")["serial"]
+    lab.run("login", "vhpc", "checkpoint", "rm", "kept", user="alice")
+    refused(lab, "kept", "vhpc", "checkpoint", "show", "kept")
+    assert lab.vhpc("n1", "reconcile")
+    assert lab.run("n1", "test", "-e", f"{FOLDER}/{serial}", check=False).code != 0

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about checkpoints: who may send them, what slurmctld is asked, and answers that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+from checkpoint_rig import UNDERLAY, nodes, saved
+from controller_lab import manifest, publish, request
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import checkpoint_messages as messages
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.useraccess import UserAccess
+from vhpc_slurm.controller.assembly import Assembly, assemble
+from vhpc_slurm.controller.leases import layer
+from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.model import (
+    CONTINUED,
+    Allocation,
+    CheckpointState,
+    Generation,
+    JobRequest,
+    KeeperReport,
+    KeeperState,
+    OrderKind,
+    Viewer,
+)
+from vhpc_slurm.slurm.port import REASON_PROLOG, NoSuchJobError, Slurm, SlurmJob, Standing
+
+T = TypeVar("T")
+K = KeeperState
+ALICE, BOB, ROOT = 2001, 2002, None
+
+
+class Ctld:
+    """slurmctld's answers about its jobs, and the jobs that it has been told to end."""
+
+    def __init__(self) -> None:
+        self.job = SlurmJob(
+            7, 0, "RUNNING", "None", ALICE, ALICE, "alice", "all", "job", "/", "", nodes(), batch_host="n1"
+        )
+        self.known, self.down = True, False
+        self.cancelled: list[int] = []
+
+    def load(self, job_id: int) -> SlurmJob:
+        if not self.known:
+            raise NoSuchJobError("no such job")
+        return replace(self.job, job_id=job_id)
+
+    def cancel(self, job_id: int) -> None:
+        self.cancelled.append(job_id)
+        if self.down:
+            raise FabricError("scancel failed")
+
+    def standing(self, user: str) -> Standing:
+        return Standing()
+
+
+class Vhpcd(SimpleNamespace):
+    """vhpcd without sockets."""
+
+    ctld: Ctld
+    parts: Assembly
+    users: UserAccess
+    store: SqliteStore
+
+    async def ask(self, body: wire.Request, uid: int | None = ROOT) -> Any:
+        viewer = None if uid is ROOT else Viewer(uid)
+        return await self.parts.requests.answer(body, uid or 0, viewer)
+
+    async def open(self, job: JobRequest, allocation: Allocation | None = None) -> Generation:
+        answer = await self.ask(opening(job, allocation or nodes()))
+        assert isinstance(answer, wire.LeaseAnswer), answer
+        return Generation.parse(answer.lease.generation)
+
+    async def keeper(
+        self, generation: Generation, node: str, report: KeeperReport | None = None
+    ) -> OrderKind:
+        body = messages.AskOrder(generation=str(generation), node=node, report=report)
+        answer = await self.ask(body)
+        assert isinstance(answer, messages.OrderAnswer), answer
+        return answer.order.kind
+
+    async def save(self, generation: Generation, name: str, *, stop: bool = False) -> int:
+        """A job is saved, and its keepers obey."""
+        answer = await self.ask(messages.SaveJob(job_id=generation.job_id, name=name, stop=stop), ALICE)
+        assert isinstance(answer, messages.CheckpointAnswer), answer
+        serial = answer.checkpoint.serial
+        for rank, node in enumerate(("n1", "n2")):
+            await self.keeper(generation, node, KeeperReport(serial, K.HELD))
+            del rank
+        for rank, node in enumerate(("n1", "n2")):
+            await self.keeper(generation, node, KeeperReport(serial, K.SAVED, saved(node, rank)))
+        return serial
+
+
+def opening(job: JobRequest, allocation: Allocation) -> wire.OpenGeneration:
+    return wire.OpenGeneration(request=job, node_groups=wire_types.pack_allocation(allocation))
+
+
+def run(tmp_path: Any, test: Callable[[Vhpcd], Awaitable[T]], **tables: Any) -> T:
+    """Run a test with a vhpcd whose catalogue has an image."""
+    publish(tmp_path, manifest())
+
+    async def bounded() -> T:
+        config = Config(images=Images(catalog=str(tmp_path)), **tables)
+        store, ctld = SqliteStore(":memory:"), Ctld()
+
+        async def locate(_nodes: Any) -> dict[str, str]:
+            return UNDERLAY
+
+        leases = layer.build(store, NoNetwork(), config)
+        parts = assemble(config, leases, NoNetwork(), cast(Slurm, ctld), locate=locate)
+        users = UserAccess(parts.requests, cast(Slurm, ctld))
+        found = Vhpcd(ctld=ctld, parts=parts, users=users, store=store)
+        try:
+            return await asyncio.wait_for(test(found), 60)
+        finally:
+            users.close()
+            parts.close()
+            store.close()
+
+    return asyncio.run(bounded())
+
+
+def refusal(answer: object, kind: str = "user") -> str:
+    assert isinstance(answer, wire.Failure), answer
+    assert answer.kind == kind
+    return f"{answer.what}: {answer.why}"
+
+
+def test_a_keeper_that_waits_is_told_at_once(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+
+        def waiting(node: str, report: KeeperReport | None = None) -> asyncio.Task[Any]:
+            body = messages.AskOrder(generation=str(generation), node=node, report=report, wait_s=50.0)
+            return asyncio.create_task(vhpcd.ask(body))
+
+        keepers = [waiting("n1"), waiting("n2")]
+        await asyncio.sleep(0.05)
+        assert [one.result() for one in keepers if one.done()] == []
+        answer = await vhpcd.ask(messages.SaveJob(job_id=7), ALICE)
+        serial = answer.checkpoint.serial
+        assert answer.checkpoint.name == "7.1"
+        for state, kind in ((K.HELD, OrderKind.SAVE), (K.SAVED, OrderKind.CONTINUE)):
+            assert {(await one).order.kind for one in keepers} <= {OrderKind.HOLD, OrderKind.SAVE}
+            parts = {"n1": saved("n1", 0), "n2": saved("n2", 1)} if state is K.SAVED else {}
+            keepers = [waiting(node, KeeperReport(serial, state, parts.get(node))) for node in ("n1", "n2")]
+            assert [(await one).order.kind for one in keepers] == [kind, kind]
+        # the end of the job ends what waits
+        keepers = [waiting("n1", KeeperReport(serial, K.CONTINUED))]
+        await asyncio.sleep(0.05)
+        await vhpcd.ask(wire.Ending(job_id=7, restart=None))
+        assert (await keepers[0]).order.kind is OrderKind.OVER
+
+    run(tmp_path, test)
+
+
+def test_users_save_list_and_remove_what_is_theirs(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        said = refusal(await vhpcd.ask(messages.SaveJob(job_id=7), BOB))
+        assert "belongs to another user" in said
+        serial = await vhpcd.save(generation, "a")
+        page = await vhpcd.ask(messages.ListCheckpoints(), ALICE)
+        (one,) = page.checkpoints
+        assert (one.name, one.state, one.node_count, one.held) == ("a", CheckpointState.VALID, 2, 2)
+        assert (one.uid, one.generation, one.size) == (ALICE, generation, 8192)
+        assert [node.node for node in one.nodes] == ["n1", "n2"]
+        assert {guest.state.root for node in one.nodes for guest in node.guests} == {b""}
+        assert (await vhpcd.ask(messages.ListCheckpoints(), BOB)).checkpoints == ()
+        assert (await vhpcd.ask(messages.ListCheckpoints(job_id=8))).checkpoints == ()
+        assert (await vhpcd.ask(messages.ListCheckpoints(after=serial - 1, limit=1))).checkpoints == (one,)
+        body = messages.RemoveCheckpoint(serial=serial)
+        assert "belongs to another user" in refusal(await vhpcd.ask(body, BOB))
+        known = messages.KnownCheckpoints(serials=(serial, serial + 1))
+        assert (await vhpcd.ask(known)).serials == (serial,)
+        assert isinstance(await vhpcd.ask(body, ALICE), wire.Done)
+        assert (await vhpcd.ask(known)).serials == ()
+
+    run(tmp_path, test)
+
+
+def test_users_send_no_requests_of_nodes(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        for body in (
+            messages.AskOrder(generation=str(generation), node="n1"),
+            messages.KnownCheckpoints(serials=(1,)),
+        ):
+            assert await vhpcd.users.answer(body, ALICE) is None
+            assert "only root and SlurmUser" in refusal(await vhpcd.ask(body, ALICE))
+        answer = await vhpcd.users.answer(messages.SaveJob(job_id=7), ALICE)
+        assert isinstance(answer, messages.CheckpointAnswer)
+        other = await vhpcd.users.answer(messages.RemoveCheckpoint(serial=1), BOB)
+        assert "belongs to another user" in refusal(other)
+        body = messages.AskOrder(generation=str(generation), node="n3")
+        assert "has no part on node n3" in refusal(await vhpcd.ask(body), "fabric")
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        ({"state": "COMPLETING"}, "it is COMPLETING"),
+        ({"restarts": 1}, "it is RUNNING"),
+        ({"reason": REASON_PROLOG}, "its guests have not booted yet"),
+        ({"batch_host": ""}, "it has no batch script"),
+        (None, "Slurm has no such job"),
+    ],
+)
+def test_only_a_batch_script_that_runs_is_saved(tmp_path: Any, job: dict[str, Any] | None, line: str) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        await vhpcd.open(request(7))
+        vhpcd.ctld.known = job is not None
+        vhpcd.ctld.job = replace(vhpcd.ctld.job, **(job or {}))
+        assert line in refusal(await vhpcd.ask(messages.SaveJob(job_id=7), ALICE))
+
+    run(tmp_path, test)
+
+
+def test_a_job_is_ended_until_it_has_ended(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        vhpcd.ctld.down = True
+        await vhpcd.save(generation, "a", stop=True)
+        await asyncio.sleep(0.1)
+        assert vhpcd.ctld.cancelled == [7]
+        tend = vhpcd.parts.reconciler._checkpoints
+        assert tend is not None
+        await tend()
+        assert vhpcd.ctld.cancelled == [7, 7]
+        await vhpcd.ask(wire.Ending(job_id=7, restart=None))
+        await tend()
+        assert vhpcd.ctld.cancelled == [7, 7]
+
+    run(tmp_path, test)
+
+
+def test_a_node_gets_the_key_of_the_checkpoint_with_the_lease(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        await vhpcd.save(generation, "a", stop=True)
+        job = request(8, image=CONTINUED, resume="a")
+        allocation = nodes("n3", "n4")
+        answer = await vhpcd.ask(opening(job, allocation))
+        assert (answer.lease.state, answer.resume) == ("ready", None)
+        assert answer.lease.resume.key == b""
+        assert answer.lease.request.image == request(7).image
+        taken = await vhpcd.ask(wire.GetLease(job_id=8, restart=0, node="n4", wait_s=1.0))
+        assert len(taken.resume.key) == 32
+        assert [len(node.guests) for node in taken.resume.nodes] == [0, 1]
+        looked = await vhpcd.ask(wire.GetLease(job_id=8, restart=0, node="n4", wait_s=0.0))
+        assert (looked.resume, looked.lease.resume.key) == (None, b"")
+        listed = await vhpcd.ask(wire.ListLeases(job_id=8), ALICE)
+        assert listed.records[0].lease.resume.key == b""
+        assert (await vhpcd.ask(opening(job, allocation))).lease.generation == answer.lease.generation
+
+    run(tmp_path, test)
+
+
+def test_the_policy_decides_again_when_a_job_continues(tmp_path: Any) -> None:
+    rule = Rule(name="physics", accounts=("physics",), images=("other:*",))
+    rest = Rule(name="rest")
+
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        await vhpcd.save(generation, "a", stop=True)
+        job = request(8, image=CONTINUED, resume="a", account="physics")
+        answer = await vhpcd.ask(opening(job, nodes("n3", "n4")))
+        assert answer.lease.state == "refused"
+        assert "policy rule 'physics' does not permit image debian-minimal:latest" in answer.lease.refusal
+        job = request(9, image=CONTINUED, resume="b")
+        answer = await vhpcd.ask(opening(job, nodes("n3", "n4")))
+        assert "there is no checkpoint b of yours" in answer.lease.refusal
+
+    run(tmp_path, test, policy=(rule, rest))

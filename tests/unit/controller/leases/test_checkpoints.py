@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How checkpoints are asked for, made, given up, and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_rig import NODES, Site, nodes, saved
+from controller_lab import allocation, request
+from store_backends import ENGINES, open_at, place
+
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.model import (
+    CheckpointState,
+    Generation,
+    HetPlace,
+    KeeperReport,
+    KeeperState,
+    Lease,
+    NetworkIdentity,
+    OrderKind,
+    SavedNode,
+)
+from vhpc_slurm.options import BatchPlace
+
+S, K, Do = CheckpointState, KeeperState, OrderKind
+
+
+@pytest.fixture(params=ENGINES)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    found = Site(open_at(place(request.param, tmp_path)))
+    yield found
+    found.store.close()
+
+
+@pytest.fixture
+def job(site: Site) -> Lease:
+    return site.open(request(7), nodes())
+
+
+def test_all_nodes_hold_then_save_then_continue(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    assert (made.name, made.uid, made.state, len(made.key)) == ("a", 2001, S.HOLDING, 32)
+    say = site.say
+    assert say(job.generation, "n1", None) is Do.HOLD
+    assert say(job.generation, "n1", K.HELD, made.serial) is Do.WAIT
+    assert say(job.generation, "n2", None) is Do.HOLD
+    assert site.state(made.serial) is S.HOLDING
+    assert say(job.generation, "n2", K.HELD, made.serial) is Do.SAVE
+    order = site.ledger.order(job.generation, KeeperReport(made.serial, K.HELD))
+    assert (order.kind, order.name, order.key) == (Do.SAVE, "a", made.key)
+    assert say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+    assert say(job.generation, "n2", K.SAVED, made.serial) is Do.CONTINUE
+    assert say(job.generation, "n1", K.SAVED, made.serial) is Do.CONTINUE
+    assert site.state(made.serial) is S.VALID
+    assert say(job.generation, "n1", K.CONTINUED, made.serial) is Do.WAIT
+    assert site.store.checkpoints.saved(made.serial) == (saved("n1", 0), saved("n2", 1))
+    assert site.store.checkpoints.saved(made.serial, "n2") == (saved("n2", 1),)
+
+
+def test_only_an_order_to_save_has_the_key(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=None)
+    assert site.ledger.order(job.generation, None).key == b""
+    assert made.key.hex() not in repr(made)
+
+
+def test_a_job_that_is_to_end_is_ended_and_never_continues(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "", stop=True, uid=2001)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    last = KeeperReport(made.serial, K.SAVED, saved("n2", 1))
+    assert not site.ledger.ask(job.generation, "n1", KeeperReport(made.serial, K.SAVED, saved("n1", 0))).end
+    assert site.ledger.ask(job.generation, "n2", last).end
+    assert [one.serial for one in site.ledger.to_end()] == [made.serial]
+    for state in (None, *K):
+        assert site.say(job.generation, "n1", state, made.serial) is Do.END
+    with pytest.raises(UserError, match="is being ended"):
+        site.ledger.begin(7, "", stop=False, uid=2001)
+    with pytest.raises(UserError, match="is in use: job 7 is being ended"):
+        site.ledger.remove(made.serial, 2001)
+    site.end(job)
+    assert site.ledger.to_end() == ()
+    assert site.say(job.generation, "n1", None) is Do.OVER
+    # what holds guests still must not let them continue
+    assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.END
+
+
+def test_a_failure_of_one_node_lets_all_continue(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=True, uid=2001)
+    site.say(job.generation, "n1", K.HELD, made.serial)
+    assert site.say(job.generation, "n2", K.FAILED, made.serial, "step 5 runs") is Do.WAIT
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.state, found.error) == (S.FAILED, "n2: step 5 runs")
+    assert site.say(job.generation, "n1", K.HELD, made.serial) is Do.CONTINUE
+    again = site.ledger.begin(7, "a", stop=False, uid=2001)
+    assert site.say(job.generation, "n1", K.HELD, made.serial) is Do.CONTINUE
+    assert site.say(job.generation, "n1", K.CONTINUED, made.serial) is Do.HOLD
+    assert site.state(again.serial) is S.HOLDING
+
+
+def test_a_keeper_that_was_started_again_fails_the_checkpoint(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    assert site.say(job.generation, "n1", None) is Do.WAIT
+    assert site.state(made.serial) is S.FAILED
+    assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.CONTINUE
+
+
+@pytest.mark.parametrize(
+    "what",
+    [None, saved("n1", 1), replace(saved("n2", 1), guests=()), saved("n2", 0)],
+    ids=["nothing", "other-node", "no-guests", "other-guest"],
+)
+def test_a_report_without_all_guests_fails_it(site: Site, job: Lease, what: SavedNode | None) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    site.ledger.ask(job.generation, "n2", KeeperReport(made.serial, K.SAVED, what))
+    assert site.state(made.serial) is S.FAILED
+
+
+def test_guests_that_do_not_stop_in_time_are_named(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    site.say(job.generation, "n2", K.HELD, made.serial)
+    site.now += 119.0
+    assert site.ledger.expire() == frozenset()
+    site.now += 2.0
+    assert site.ledger.expire() == {7}
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert found.error == "the guests on n1 were not stopped in 120 s"
+    assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.CONTINUE
+
+
+def test_a_node_that_is_silent_while_it_saves_is_named(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    for node in ("n1", "n2"):
+        site.say(job.generation, node, K.HELD, made.serial)
+    for _ in range(100):  # slow storage is no fault
+        site.now += 10.0
+        assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.SAVE
+        assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+    site.now += 179.0
+    assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+    site.now += 2.0
+    assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.CONTINUE
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert found.error == "n2: its keeper has not asked for orders for 180 s"
+
+
+def test_a_started_vhpcd_goes_on_with_a_checkpoint(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    site.say(job.generation, "n1", K.HELD, made.serial)
+    site.now += 100.0
+    site.start()
+    assert site.ledger.expire() == frozenset()
+    site.now += 100.0
+    assert site.say(job.generation, "n1", K.HELD, made.serial) is Do.WAIT
+    assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.SAVE
+
+
+@pytest.mark.parametrize("held", [0, 2])
+def test_the_end_of_the_job_fails_what_is_not_valid(site: Site, job: Lease, held: int) -> None:
+    made = site.ledger.begin(7, "a", stop=True, uid=2001)
+    for node in NODES[:held]:
+        site.say(job.generation, node, K.HELD, made.serial)
+    site.end(job)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.state, found.error) == (S.FAILED, "the job has ended")
+    assert site.say(job.generation, "n1", K.HELD, made.serial) is Do.OVER
+    assert site.state(made.serial) is S.FAILED
+
+
+def test_a_requeued_job_is_another_one(site: Site, job: Lease) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    later = site.open(request(7, 1), nodes())
+    assert site.state(made.serial) is S.FAILED
+    assert site.say(job.generation, "n1", None) is Do.OVER
+    assert site.say(later.generation, "n1", K.HELD, made.serial) is Do.CONTINUE
+    assert site.say(later.generation, "n1", None) is Do.WAIT
+
+
+def test_the_last_two_of_a_job_are_kept(site: Site, job: Lease) -> None:
+    made = [site.save(job) for _ in range(4)]
+    assert [one.name for one in made] == ["7.1", "7.2", "7.3", "7.4"]
+    assert [site.state(one.serial) for one in made] == [S.REMOVED, S.REMOVED, S.VALID, S.VALID]
+    assert site.ledger.kept([one.serial for one in made] + [99]) == {made[2].serial, made[3].serial}
+    assert site.ledger.kept([]) == frozenset()
+    site.now += 8 * 86400.0
+    site.ledger.prune()
+    assert [one.serial for one in site.store.checkpoints.page(0)] == [made[2].serial, made[3].serial]
+    assert site.save(job).serial == made[3].serial + 1
+
+
+def test_a_checkpoint_is_removed_by_its_owner_or_root(site: Site, job: Lease) -> None:
+    first, second = site.save(job, "a"), site.save(job, "b")
+    with pytest.raises(UserError, match="belongs to another user"):
+        site.ledger.remove(first.serial, 2002)
+    site.ledger.remove(first.serial, 2001)
+    site.ledger.remove(first.serial, 2001)
+    site.ledger.remove(second.serial, None)
+    assert [site.state(one.serial) for one in (first, second)] == [S.REMOVED, S.REMOVED]
+    third = site.ledger.begin(7, "c", stop=False, uid=2001)
+    with pytest.raises(UserError, match="checkpoint c is in use: job 7 is being saved"):
+        site.ledger.remove(third.serial, 2001)
+    site.say(job.generation, "n1", K.FAILED, third.serial)
+    site.ledger.remove(third.serial, 2001)
+    assert site.store.checkpoints.get(third.serial) is None
+
+
+def test_a_request_that_is_repeated_begins_no_other(site: Site, job: Lease) -> None:
+    first = site.ledger.begin(7, "a", stop=False, uid=2001)
+    assert site.ledger.begin(7, "a", stop=False, uid=2001) == first
+    assert site.ledger.begin(7, "", stop=False, uid=2001) == first
+    for name, stop in (("b", False), ("a", True)):
+        with pytest.raises(UserError, match="is being saved already: its checkpoint a is holding"):
+            site.ledger.begin(7, name, stop=stop, uid=2001)
+
+
+def test_only_the_owner_and_root_save_a_job(site: Site, job: Lease) -> None:
+    with pytest.raises(UserError, match="belongs to another user"):
+        site.ledger.begin(7, "a", stop=False, uid=2002)
+    with pytest.raises(UserError, match="does not run in guests"):
+        site.ledger.begin(8, "a", stop=False, uid=2001)
+    site.ledger.begin(7, "a", stop=False, uid=None)
+    site.end(job)
+    with pytest.raises(UserError, match="does not run in guests"):
+        site.ledger.begin(7, "a", stop=False, uid=2001)
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"het": HetPlace(7, 0, 2)}, "heterogeneous"),
+        ({"batch": BatchPlace.HOST}, "--vhpc-batch=host"),
+    ],
+)
+def test_jobs_without_a_script_in_guests_are_refused(site: Site, other: dict[str, Any], why: str) -> None:
+    site.open(request(7, **other), nodes())
+    with pytest.raises(UserError, match=why):
+        site.ledger.begin(7, "", stop=False, uid=2001)
+
+
+def test_jobs_with_devices_are_refused(site: Site, job: Lease) -> None:
+    site.open(request(8), allocation("n1"))
+    lease = replace(job, network=NetworkIdentity("ufm", in_guests=True))
+    record = site.store.get(job.generation)
+    assert record is not None
+    with site.store.transaction():
+        site.store.put(replace(record, lease=lease))
+    for number in (7, 8):
+        with pytest.raises(UserError, match="devices of the hosts"):
+            site.ledger.begin(number, "", stop=False, uid=2001)
+
+
+def test_a_node_of_another_job_reports_nothing(site: Site, job: Lease) -> None:
+    site.ledger.begin(7, "a", stop=False, uid=2001)
+    with pytest.raises(FabricError, match="has no part on node n3"):
+        site.ledger.ask(job.generation, "n3", None)
+    assert site.ledger.order(Generation(9, 0, "00000001"), None).kind is Do.OVER
