@@ -23,6 +23,7 @@ import socket
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 from controller_lab import manifest, publish
@@ -50,7 +51,8 @@ from vhpc_slurm.slurm import connect
 LINES = 12
 """Requests of one input that are acted on."""
 ROOT = 0
-wire.MAX_WAIT_S = 0.002  # a lease that is waited for in vain is no hang
+WAIT_S = 0.002
+"""A lease that is waited for in vain is no hang."""
 
 _folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
 _nonces = itertools.count(10**15)
@@ -72,7 +74,8 @@ class Keys(NoNetwork):
 
 def one_input(data: bytes) -> None:
     """Let a vhpcd with an empty store live through the lines of the input."""
-    _loop.run_until_complete(_live(data.split(b"\n")[:LINES]))
+    with patch.object(wire, "MAX_WAIT_S", WAIT_S):
+        _loop.run_until_complete(_live(data.split(b"\n")[:LINES]))
 
 
 async def _live(lines: list[bytes]) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +24,12 @@ pytest_plugins = ["guest_rig"]
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
 
 REFUSED = 126
+CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
 FAST = "i=0; while [ ! -e enough ]; do i=$((i+1)); echo line $i; echo other $i >&2; done; echo $i > count"
+
+
+def is_empty(cgroup: Path) -> bool:
+    return "populated 0" in (cgroup / "cgroup.events").read_text()
 
 
 class Saved:
@@ -87,6 +93,11 @@ class Saved:
             shim.terminate()
             shim.wait(WAIT_S)
         self.agent.wait(WAIT_S)
+        for top in CGROUPS.glob(f"vhpc.{self.agent.pid}"):  # of an agent that was killed
+            (top / "cgroup.kill").write_text("1")
+            until(partial(is_empty, top), "the end of the script")
+            for path in (*(one for one in top.iterdir() if one.is_dir()), top):
+                path.rmdir()
 
 
 @pytest.fixture
