@@ -20,9 +20,6 @@ from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import CheckpointState, Generation, KeeperState, Lease, SavedNode, Viewer
 from vhpc_slurm.record import Record
 
-ACTIVE = (CheckpointState.HOLDING, CheckpointState.SAVING)
-KEPT = (*ACTIVE, CheckpointState.VALID)
-"""States in which files of a checkpoint are needed."""
 _COLUMNS = (
     "id, name, uid, account, job_id, generation, state, created, updated, stop, secret, origin, error,"
     " resumed_by"

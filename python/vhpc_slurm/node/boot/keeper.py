@@ -18,6 +18,7 @@ import vhpc_slurm
 from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, NodePlan
+from vhpc_slurm.node.checkpoint.facts import is_saveable
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.process import ProcessRef
 from vhpc_slurm.node.resource.process import Process, ProcessData
@@ -36,7 +37,7 @@ def start(layout: Layout, journal: Journal, plan: NodePlan) -> None:
         NodeError, FabricError: the journal cannot be written.
         Stopped: the job has ended meanwhile.
     """
-    if not layout.config.checkpoint.folder or any(guest.devices for guest in plan.guests):
+    if not is_saveable(layout.config, plan.guests):
         return
     key = Process().announce(journal, ROLE, ROLE)
     try:

@@ -11,13 +11,11 @@ from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Resume, SavedGuest
 from vhpc_slurm.node.boot.state import Boot, Started
-from vhpc_slurm.node.checkpoint import facts, restore
+from vhpc_slurm.node.checkpoint import facts, fifo, restore
 from vhpc_slurm.node.checkpoint.facts import GuestFacts, NodeFacts
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import domain_name
-
-FIFO = "state.fifo"
 
 
 def check(work: Boot, resume: Resume) -> None:
@@ -64,7 +62,7 @@ def start(work: Boot, resume: Resume, spec: DomainSpec, watch: Callable[[], None
         work.hypervisor.restore(path, xml, limit_s, watch)
 
     try:
-        restore.restore_state(_root(work), resume, saved, Path(guest.paths.run_dir) / FIFO, xml, load)
+        restore.restore_state(_root(work), resume, saved, Path(guest.paths.run_dir) / fifo.NAME, xml, load)
     except DomainRefusedError as err:
         raise UserError(
             f"the checkpoint {resume.name} cannot be resumed on {work.plan.node}",

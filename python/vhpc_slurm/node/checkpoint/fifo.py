@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+NAME = "state.fifo"
+"""Of the path in a guest's run folder."""
 _POLL_S = 0.2
 WAKE_S = 0.05
 

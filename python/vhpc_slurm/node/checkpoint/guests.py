@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation, KeeperOrder, SavedGuest, SavedNode
-from vhpc_slurm.node.checkpoint import facts, folder, save
+from vhpc_slurm.node.checkpoint import facts, fifo, folder, save
 from vhpc_slurm.node.checkpoint.facts import GuestFacts
 from vhpc_slurm.node.checkpoint.folder import Folder, Names
 from vhpc_slurm.node.checkpoint.seal import SealKey
@@ -31,7 +31,6 @@ log = logging.getLogger("vhpc")
 CONNECT_S = 5.0
 SAVE_S = 24 * 3600.0
 """Longest time for the memory of one guest; vhpcd ends the checkpoint of a job that ends."""
-FIFO = "state.fifo"
 
 
 class Guests:
@@ -162,7 +161,7 @@ class Guests:
 
         names = Names(guest.rank)
         key = SealKey(order.key, order.serial, names.state)
-        state, disk = save.save_state(place, key, self._folder(guest) / FIFO, snapshot), None
+        state, disk = save.save_state(place, key, self._folder(guest) / fifo.NAME, snapshot), None
         if guest.disk:
             key = SealKey(order.key, order.serial, names.disk)
             disk = save.save_disk(place, key, Path(guest.disk))

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from vhpc_slurm.domain.spec import format_version
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import GuestPlan, Resume, SavedGuest, SavedNode
 from vhpc_slurm.node.checkpoint import folder, image
@@ -46,7 +47,7 @@ def check(saved: SavedNode, node: str, guests: Sequence[GuestPlan], cpu: str, qe
         )
 
     if qemu < saved.qemu:
-        raise refuse("QEMU is older", _version(saved.qemu), _version(qemu))
+        raise refuse("QEMU is older", format_version(saved.qemu), format_version(qemu))
     if cpu != saved.cpu:
         raise refuse("the CPU is another one", saved.cpu, cpu)
     if len(guests) != len(saved.guests):
@@ -238,7 +239,3 @@ def _names(xml: str) -> tuple[str, str]:
     """Name and uuid of a domain."""
     domain = ET.fromstring(xml)  # noqa: S314 - made by vhpc
     return domain.findtext("name") or "", domain.findtext("uuid") or ""
-
-
-def _version(number: int) -> str:
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
