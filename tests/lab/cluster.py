@@ -90,8 +90,25 @@ class Job:
                     errors = show.get("StdErr", "/dev/null")
                     self.lab.run("login", "tail", "-c", "20000", errors, check=False)
                 return state
-            assert time.monotonic() < until, f"{self.told()}, waited for {states or 'its end'}"
+            if time.monotonic() >= until:
+                self._sleeps()
+                raise AssertionError(f"{self.told()}, waited for {states or 'its end'}")
             time.sleep(0.3)
+
+    def _sleeps(self) -> None:
+        """See whether time passes in the first guest of a running job.
+
+        Raises:
+            EmulatorError: the guest runs commands, but no sleep ends: it lost a timer interrupt.
+        """
+        for command in (["true"], ["sleep", "0.1"]):
+            step = ["timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-N1", "-n1", *command]
+            done = self.lab.run("login", *step, user=self.user, check=False)
+            if command == ["true"] and done.code != 0:
+                return
+        if done.code == 124:
+            self.lab.run("ctl", "scancel", str(self.id))
+            raise EmulatorError(f"no sleep ends in the guest of job {self.id}")
 
     def queued(self) -> bool:
         """Whether the job, a component or an element of its array is in the queue; a failed squeue fails."""
