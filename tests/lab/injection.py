@@ -118,11 +118,12 @@ def waits(lab: Lab, job: Job, node: str) -> None:
         "query = 'SELECT node FROM readiness JOIN lease ON lease.id = lease WHERE job_id = ?'\n"
         f"for (node,) in db.execute(query, ({job.id},)): print(node)\n"
     )
-    until(
-        lambda: node in lab.run("ctl", "python3", "-", stdin=script).out.split(),
-        f"{node} to report its guest",
-        120,
-    )
+
+    def reported() -> bool:
+        said(lab, job)  # has the fault of an emulated guest that does not boot: after the boot timeout
+        return node in lab.run("ctl", "python3", "-", stdin=script).out.split()
+
+    until(reported, f"{node} to report its guest", 180)
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from injection import ours, said, settled, until
 
 pytestmark = pytest.mark.lab
 
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "/home/checkpoints"
 TURNS = 40
 # Writes each number to its output and to a file that it keeps open, and the time at the end.
@@ -150,7 +153,10 @@ def test_a_job_continues_after_its_checkpoint(lab: Lab) -> None:
 
 
 @pytest.mark.promise("checkpoint.network")
+@pytest.mark.slow
 def test_connections_between_guests_survive(lab: Lab) -> None:
+    image = "debian-hpc"  # has ssh: a job with a running step is not saved
+    subprocess.run([ROOT / "scripts/publish-image", image], check=True, timeout=3600)
     turns = 80
     # a busy machine emulates an sshd that says nothing for longer than ssh between guests waits
     script = (
@@ -159,7 +165,7 @@ def test_connections_between_guests_survive(lab: Lab) -> None:
         f"python3 talk.py first n2 {turns}; wait"
     )
     pair = ("-N2", "--ntasks-per-node=1", "--vhpc-network=job")
-    first = lab.submit(script, *pair, image="debian-hpc")
+    first = lab.submit(script, *pair, image=image)
     until(lambda: "turn 5\n" in said(lab, first) or not first.queued(), f"job {first.id} to talk", 400)
     assert "turn 5\n" in said(lab, first), said(lab, first)
     checkpoint(lab, str(first.id), "--stop", "--name", "talk")
