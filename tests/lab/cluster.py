@@ -101,12 +101,12 @@ class Job:
         Raises:
             EmulatorError: the guest runs commands, but no sleep ends: it lost a timer interrupt.
         """
-        for command in (["true"], ["sleep", "0.1"]):
-            step = ["timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-N1", "-n1", *command]
-            done = self.lab.run("login", *step, user=self.user, check=False)
-            if command == ["true"] and done.code != 0:
-                return
-        if done.code == 124:
+        step = ("timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-N1", "-n1")
+
+        def status(*command: str) -> int:
+            return self.lab.run("login", *step, *command, user=self.user, check=False).code
+
+        if status("true") == 0 and status("sleep", "0.1") == 124:
             self.lab.run("ctl", "scancel", str(self.id))
             raise EmulatorError(f"no sleep ends in the guest of job {self.id}")
 
