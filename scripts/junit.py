@@ -20,6 +20,17 @@ def has_failed(case: ElementTree.Element) -> bool:
     return case.find("failure") is not None or case.find("error") is not None
 
 
+def failures(file: Path) -> list[str]:
+    """The different failures in a file: tests that one fixture of their module failed are one of them."""
+    failed = [case for case in cases(file) if has_failed(case)]
+    return list(
+        dict.fromkeys(
+            f"{case.get('classname')}: {message(case)}" if case.find("error") is not None else name(case)
+            for case in failed
+        )
+    )
+
+
 def name(case: ElementTree.Element) -> str:
     """A test as a person names it."""
     where = (case.get("classname") or "").removeprefix("tests.")

@@ -90,12 +90,10 @@ class Job:
                     errors = show.get("StdErr", "/dev/null")
                     self.lab.run("login", "tail", "-c", "20000", errors, check=False)
                 return state
-            if time.monotonic() >= until:
-                self._sleeps()
-                raise AssertionError(f"{self.told()}, waited for {states or 'its end'}")
+            assert time.monotonic() < until, f"{self.told()}, waited for {states or 'its end'}"
             time.sleep(0.3)
 
-    def _sleeps(self) -> None:
+    def sleeps(self) -> None:
         """See whether time passes in the first guest of a running job.
 
         Raises:
@@ -218,6 +216,16 @@ class Lab:
         ]
         found = EMULATOR_FAULTS.search("\n".join([said, *consoles]))
         return found[0] if found else ""
+
+    def time_passes(self) -> None:
+        """See whether time passes in the guests of all running jobs.
+
+        Raises:
+            EmulatorError: not in one of them.
+        """
+        rows = self.run("ctl", "squeue", "-h", "-t", "R", "-o", "%A %u").out.splitlines()
+        for number, user in map(str.split, rows):
+            Job(self, int(number), user).sleeps()
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""

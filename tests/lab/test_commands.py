@@ -18,9 +18,9 @@ COMMANDS = (SOURCES / "commands.job").read_text()
 def commands(lab: Lab, probes: None) -> Twins:
     typed = (SOURCES / "typed.py").read_text()
     lab.run("login", "sh", "-c", f"cat > {WHERE}/typed.py", user="alice", stdin=typed)
-    twins = submit(lab, COMMANDS, "-n1", "-t", "15")
-    twins.wait()
+    twins = submit(lab, COMMANDS, "-n1").wait()
     for job in twins:
+        assert job.show()["JobState"] == "COMPLETED", f"{job.told()}\n{job.output()}"
         for follower in followers(job):
             follower.wait(timeout=300)
     return twins

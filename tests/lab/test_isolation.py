@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from cluster import IMAGE, EmulatorError, Job, Lab
+from cluster import IMAGE, Job, Lab
 from injection import let_go, one_line, ours, runs, said, settled, until
 
 pytestmark = pytest.mark.lab
@@ -369,8 +369,8 @@ def test_nothing_is_left_of_all_this(lab: Lab, victim: Job, victims: list[Job]) 
     let_go(lab, victim)
     try:
         assert victim.wait() == "COMPLETED"
-    except EmulatorError:
-        victims.clear()
+    except BaseException:
+        victims.clear()  # tried again with another one
         raise
     assert said(lab, victim) == "up\ndone\n"
     settled(lab)

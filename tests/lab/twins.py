@@ -50,7 +50,7 @@ class Twins:
     def wait(self) -> Twins:
         """Wait for both to end; guests on a busy machine take minutes for what takes seconds without."""
         for job in self:
-            job.wait(timeout=800)
+            job.wait(timeout=400)
         return self
 
     def outputs(self, name: str = "slurm-{id}.out") -> tuple[str, str]:
@@ -110,7 +110,7 @@ def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
             "bash",
             "-c",
             f"cd {WHERE} && {before or ':'} && "
-            f"exec sbatch --parsable -t 15 -o /home/alice/slurm-%j.out {words}",
+            f"exec sbatch --parsable -t 60 -o /home/alice/slurm-%j.out {words}",
             user="alice",
             stdin=f"#!/bin/bash\n{script}\n",
         )
