@@ -50,19 +50,35 @@ static bool has_script(void)
     return strcmp(program_invocation_short_name, "sbatch") == 0;
 }
 
-/* --vhpc-save waits for the end of a script in the guest. */
+/* Whether an option needs a batch script in the guest. */
+static bool needs_script(enum vhpc_option_id id)
+{
+    return id == VHPC_SAVE || id == VHPC_CHECKPOINT;
+}
+
+/* --vhpc-save waits for the end of a script in the guest; --vhpc-checkpoint saves one that runs. */
 static bool can_save(const struct vhpc_values *values, char *why, size_t size)
 {
-    if (!values->set[VHPC_SAVE])
-        return true;
-    if (!has_script())
+    bool on_host = values->set[VHPC_BATCH] && strcmp(values->text[VHPC_BATCH], "host") == 0;
+    bool checkpoint =
+        values->set[VHPC_CHECKPOINT] && strcmp(values->text[VHPC_CHECKPOINT], "none") != 0;
+
+    if (values->set[VHPC_SAVE] && !has_script())
         snprintf(why, size,
                  "--vhpc-save waits for the end of a batch script, so it is for sbatch only; while "
                  "another job runs, use: vhpc save JOBID own/NAME");
-    else if (values->set[VHPC_BATCH] && strcmp(values->text[VHPC_BATCH], "host") == 0)
+    else if (values->set[VHPC_SAVE] && on_host)
         snprintf(why, size,
                  "--vhpc-save saves the guest of the batch script, which --vhpc-batch=host leaves "
                  "outside; remove one of the two");
+    else if (checkpoint && !has_script())
+        snprintf(why, size,
+                 "--vhpc-checkpoint puts a batch script back into the queue, so it is for sbatch "
+                 "only; remove it");
+    else if (checkpoint && on_host)
+        snprintf(why, size,
+                 "--vhpc-checkpoint saves the guest of the batch script, which --vhpc-batch=host "
+                 "leaves outside; remove one of the two");
     else
         return true;
     return false;
@@ -101,7 +117,8 @@ static bool settle_resumed(struct vhpc_values *values, char *why, size_t size)
         return false;
     }
     for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
-        if (id == VHPC_RESUME || id == VHPC_TIMEOUT || id == VHPC_CONSOLE) {
+        if (id == VHPC_RESUME || id == VHPC_TIMEOUT || id == VHPC_CONSOLE ||
+            id == VHPC_CHECKPOINT) {
             if (!add_default(values, (enum vhpc_option_id)id, why, size))
                 return false;
         } else if (values->set[id]) {
@@ -167,7 +184,7 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
     if (!settle_image(values, why, size))
         return false;
     for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
-        if (id == VHPC_RESUME || (id == VHPC_SAVE && !has_script()))
+        if (id == VHPC_RESUME || (needs_script((enum vhpc_option_id)id) && !has_script()))
             continue;
         if (!add_default(values, (enum vhpc_option_id)id, why, size))
             return false;

@@ -8,11 +8,12 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Job, Lab
+from cluster import IMAGE, Job, Lab
 from injection import ours, said, settled, until
 
 pytestmark = pytest.mark.lab
@@ -202,6 +203,98 @@ def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
     assert busy.show()["JobState"] == "RUNNING"
     lab.run("login", "scancel", str(busy.id), str(plain.id), user="alice")
     settled(lab)
+
+
+@pytest.mark.promise("checkpoint.requeue")
+def test_a_requeued_job_continues_in_its_own_output(lab: Lab) -> None:
+    job = lab.submit(COUNT, "-n1", "--open-mode=append")
+    counts(lab, job)
+    checkpoint(lab, str(job.id), "--requeue")
+    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+    sooner(lab, job)
+    assert job.wait(timeout=300) == "FAILED"
+    assert numbers(job.output()) == list(range(1, TURNS + 1)), job.output()
+    assert numbers(lab.read("alice", f"{job.id}.log")) == list(range(1, TURNS + 1))
+    assert job.accounted() == ["FAILED", "7:0"]
+    settled(lab)
+
+
+def sooner(lab: Lab, job: Job) -> None:
+    """Slurm waits two minutes before a job runs again; not this one.
+
+    Not in the same second: a node then takes the credential of the new run for that of the old one.
+    """
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now+3", check=False)
+
+
+def ran_again(job: Job, restart: int) -> bool:
+    """Whether the job is in the queue again, or has ended for good."""
+    return ended(job) or job.show()["Restarts"] == str(restart)
+
+
+def ended(job: Job) -> bool:
+    """Whether the job has ended for good."""
+    return job.show()["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
+
+@pytest.mark.promise("checkpoint.limit")
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_job_longer_than_its_time_limit_ends_by_itself(lab: Lab) -> None:
+    turns = 400
+    script = COUNT.replace(str(TURNS), str(turns)).replace("sleep 0.3", "sleep 0.5")
+    job = lab.submit(script, "-n1", "--time=3", "--open-mode=append", "--vhpc-checkpoint=limit")
+
+    for restart in range(1, 10):
+        until(partial(ran_again, job, restart), f"run {restart} of job {job.id}", 400)
+        if ended(job):
+            break
+        sooner(lab, job)
+    assert job.accounted() == ["FAILED", "7:0"], job.output()
+    assert numbers(job.output()) == list(range(1, turns + 1)), job.output()
+    assert int(job.show()["Restarts"]) >= 1
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.preempt")
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_preempted_job_continues(lab: Lab) -> None:
+    turns = 200
+    script, one = COUNT.replace(str(TURNS), str(turns)), ("-w", "n1", "-n1", "--exclusive")
+    grace = ("scontrol", "update", "PartitionName=spare")
+    lab.run("ctl", *grace, "GraceTime=120")
+    try:
+        low = lab.submit(script, *one, "-p", "spare", "--open-mode=append", "--vhpc-checkpoint=preempt")
+        counts(lab, low)
+        urgent = lab.submit("true", *one, "-p", "urgent", user="bob", image=None)
+        assert urgent.wait(timeout=300) == "COMPLETED"
+    finally:
+        lab.run("ctl", *grace, "GraceTime=0")
+    until(lambda: low.show()["Restarts"] == "1", f"job {low.id} to be in the queue again", 120)
+    assert len(numbers(low.output())) < turns
+    sooner(lab, low)
+    assert low.wait(timeout=400) == "FAILED"
+    assert numbers(low.output()) == list(range(1, turns + 1)), low.output()
+    assert low.accounted() == ["FAILED", "7:0"]
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.refused")
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("sbatch", "--vhpc-checkpoint=soon", "--wrap=:"), "'none' or a list of 'limit' and 'preempt'"),
+        (("sbatch", "--vhpc-checkpoint=limit", "--vhpc-batch=host", "--wrap=:"), "remove one of the two"),
+        (("srun", "--vhpc-checkpoint=limit", "true"), "it is for sbatch only"),
+        (("salloc", "--vhpc-checkpoint=limit", "true"), "it is for sbatch only"),
+    ],
+    ids=["word", "host", "srun", "salloc"],
+)
+def test_jobs_that_cannot_be_saved_are_not_submitted(lab: Lab, words: tuple[str, ...], what: str) -> None:
+    done = lab.run("login", words[0], f"--vhpc-image={IMAGE}", *words[1:], user="alice", check=False)
+    assert done.code != 0, done
+    assert what in done.err
 
 
 @pytest.mark.promise("checkpoint.shape")

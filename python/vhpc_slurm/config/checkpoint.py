@@ -30,3 +30,12 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             le=3600,
         ),
     ] = 60
+    write_mib_s: Annotated[
+        int,
+        documented(
+            "at which rate a node writes to the folder at least, in MiB/s: from this follows how long before "
+            "its end the first checkpoint of a job with --vhpc-checkpoint=limit begins",
+            ge=1,
+            le=1000000,
+        ),
+    ] = 100

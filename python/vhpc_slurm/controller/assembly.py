@@ -22,6 +22,7 @@ from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
 from vhpc_slurm.controller.sync.batch import FabricBatches
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
+from vhpc_slurm.controller.timed import TimedCheckpoints
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.slurm.port import Slurm
 
@@ -33,6 +34,7 @@ class Assembly:
     Attributes:
         requests: answers requests.
         reconciler: compares leases with Slurm.
+        timed: begins checkpoints at the time for them.
         audit: looks at the fabric, in ``thread``.
         trigger: says when the next audit is due.
         thread: the fabric thread.
@@ -42,6 +44,7 @@ class Assembly:
 
     requests: Requests
     reconciler: Reconciler
+    timed: TimedCheckpoints
     audit: FabricAudit
     trigger: AuditTrigger
     thread: FabricThread
@@ -92,6 +95,7 @@ def assemble(
     changes = Changes()
     starting = Starting(leases, executor, scheduler, watch, config, locate, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
+    timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.requeue)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
         requests=Requests(
@@ -105,6 +109,7 @@ def assemble(
             standbys=bool(settings.backup_hosts),
         ),
         reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify, checkpoints.run),
+        timed=timed,
         audit=audit,
         trigger=trigger,
         thread=thread,

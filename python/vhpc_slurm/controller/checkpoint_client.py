@@ -44,18 +44,20 @@ class CheckpointCalls(Exchange):
             )
         return frozenset(found)
 
-    def save(self, job_id: int, name: str | None = None, *, stop: bool = False) -> Checkpoint:
+    def save(
+        self, job_id: int, name: str | None = None, *, stop: bool = False, requeue: bool = False
+    ) -> Checkpoint:
         """Begin a checkpoint of a job; without a name it is called JOBID.NUMBER.
 
         A checkpoint of this name that has begun already is returned.  With ``stop`` vhpcd ends the job when
-        the checkpoint is valid.
+        the checkpoint is valid, with ``requeue`` it puts the job back into the queue.
 
         Raises:
             UserError: the name is incorrect, or the job cannot be saved, or is another user's.
         """
         if name is not None and not CHECKPOINT_NAME.match(name):
             raise UserError(f"{name[:80]!r} is not the name of a checkpoint", RESUME.grammar.expected)
-        body = messages.SaveJob(job_id=job_id, name=name, stop=stop)
+        body = messages.SaveJob(job_id=job_id, name=name, stop=stop, requeue=requeue)
         return self._ask(body, messages.CheckpointAnswer).checkpoint
 
     def checkpoint(self, serial: int) -> Checkpoint:

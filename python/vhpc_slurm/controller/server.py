@@ -157,6 +157,7 @@ async def _serve_as(
         log.warning("not reconciled: %s", err.line())  # another vhpcd would not reach the database either
     tasks = [
         asyncio.create_task(vhpcd.reconciler.run_for_ever()),
+        asyncio.create_task(vhpcd.timed.run_for_ever()),
         asyncio.create_task(
             audit_for_ever(vhpcd.audit, vhpcd.trigger, vhpcd.thread, config.fabric.audit_interval_s)
         ),

@@ -23,7 +23,17 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import CONTINUED, ImageRef, JobRequest
-from vhpc_slurm.options import BATCH, ENVIRONMENT, IMAGE, OPTIONS, RESUME, SAVE, Option, ValueRefusedError
+from vhpc_slurm.options import (
+    BATCH,
+    CHECKPOINT,
+    ENVIRONMENT,
+    IMAGE,
+    OPTIONS,
+    RESUME,
+    SAVE,
+    Option,
+    ValueRefusedError,
+)
 from vhpc_slurm.slurm import commands, comments
 from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
@@ -128,8 +138,8 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     fields: dict[str, Any] = {}
     for option, text in given.items():
         fields |= _values(option, text)
-    # --vhpc-save is for a batch script in the guest
-    fixed = {*given, BATCH} if SAVE in given else {*given}
+    # both are for a batch script in the guest
+    fixed = {*given, BATCH} if SAVE in given or CHECKPOINT in given else {*given}
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,

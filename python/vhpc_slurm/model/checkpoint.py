@@ -153,12 +153,13 @@ class Checkpoint(Record, frozen=True):
         image: of the job, as a reference with its digest.
         state: of the checkpoint.
         created: seconds since the epoch.
-        stop: the job ends when it is valid.
+        stop: this run of the job ends when it is valid.
         node_count: how many nodes the job has.
         held: how many of them have stopped their guests.
         nodes: those that have saved, in the order of the allocation.
         error: why it was given up.
         resumed_by: the generation that continues it now, if there is one.
+        requeue: the job is put back into the queue when it is valid, and its next run continues it.
     """
 
     serial: int
@@ -174,6 +175,7 @@ class Checkpoint(Record, frozen=True):
     nodes: tuple[SavedNode, ...] = ()
     error: str = ""
     resumed_by: Generation | None = None
+    requeue: bool = False
 
     @property
     def size(self) -> int:

@@ -100,6 +100,7 @@ class JobRequest(Record, frozen=True):
     ``environment`` is the file of --vhpc-environment; None: no file. ``from_file`` names the options that it
     has set, without --vhpc-.
     ``resume`` is the name of the checkpoint that the job continues; None: its guests boot.
+    ``checkpoint`` is a value of --vhpc-checkpoint; None: the job is not saved by itself.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -136,6 +137,7 @@ class JobRequest(Record, frozen=True):
     environment: str | None = None
     from_file: tuple[str, ...] = ()
     resume: str | None = None
+    checkpoint: str | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

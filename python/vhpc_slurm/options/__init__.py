@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from vhpc_slurm.options.declared import (
     BATCH,
+    CHECKPOINT,
     DISK,
     ENV,
     ENVIRONMENT,
@@ -40,6 +41,7 @@ from vhpc_slurm.options.option import Limit, Option
 __all__ = [
     "BATCH",
     "BY_FIELD",
+    "CHECKPOINT",
     "CHECKPOINT_NAME",
     "DISK",
     "ENV",

@@ -334,6 +334,23 @@ SAVE = Option(
     ),
 )
 
+CHECKPOINT = Option(
+    "checkpoint",
+    Words(("limit", "preempt"), (), "limit,preempt"),
+    "none|LIST",
+    usage="when the job is saved and put back into the queue by itself",
+    detail=(
+        "none (the default), or a list of words with commas between them. limit: before its time limit ends "
+        "the job, its guests are saved and the job is put back into the queue; its next run continues the "
+        "batch script after the instruction at which it was saved, and so on until the script has ended. "
+        "preempt: the same when a job of higher priority preempts this one, if the partition's GraceTime is "
+        "long enough. A job whose steps do not end in time is not saved, and Slurm ends it as without the "
+        "option. Submit such jobs with --open-mode=append. For sbatch only; not with --vhpc-batch=host."
+    ),
+    fields=("checkpoint",),
+    reported=True,
+)
+
 RESUME = Option(
     "resume",
     CheckpointName(),
@@ -344,7 +361,7 @@ RESUME = Option(
         "its batch script continues after the instruction at which it was saved; the script of sbatch is "
         "not run. The job must have as many nodes, CPUs and MiB of memory as the job that was saved, which "
         "must have ended. Image, folders, disks and networks are those of the checkpoint: of the other "
-        "options only --vhpc-timeout and --vhpc-console can be given. For sbatch only."
+        "options only --vhpc-timeout, --vhpc-console and --vhpc-checkpoint can be given. For sbatch only."
     ),
     fields=("resume",),
     reported=True,
@@ -365,6 +382,7 @@ OPTIONS = (
     ENV,
     WORKDIR,
     SAVE,
+    CHECKPOINT,
     RESUME,
     ENVIRONMENT,
 )

@@ -28,11 +28,12 @@ from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Allocation, GresAllocation, HetPlace, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, RunningJob, SlurmError, SlurmJob
 
 SQUEUE_FORMAT = "JobID:12,State:20,RestartCnt:10,StartTime:24,Reason:80"
 """Fixed widths: the first four fields contain no space; the last one may be truncated."""
 
+RUNNING_FORMAT = "JobID:12,RestartCnt:10,StartTime:24,EndTime:24,PreemptTime:24"
 COMMENT_FORMAT = "JobID:12,admin_comment:1100"
 REF_FORMAT = "JobID:12,ArrayJobID:12,ArrayTaskID:24,HetJobID:12,HetJobOffset:12"
 """Only numbers of slurmctld, no text of the user."""
@@ -145,6 +146,18 @@ def parse_squeue(text: str) -> tuple[JobStatus, ...]:
         started = float(fields[3]) if fields[3].isdecimal() else None
         reason = fields[4].strip() if len(fields) > 4 else ""
         found.append(JobStatus(int(fields[0]), int(fields[2]), fields[1], reason, started))
+    return tuple(found)
+
+
+def parse_running(text: str) -> tuple[RunningJob, ...]:
+    """Parse squeue's listing in RUNNING_FORMAT; SlurmError on other text."""
+    found = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) != 5 or not all(field.isdecimal() for field in fields[:3]):
+            raise SlurmError("cannot parse squeue's output", f"unexpected line {line[:120]!r}")
+        ends, preempted = (float(field) if field.isdecimal() else None for field in fields[3:])
+        found.append(RunningJob(int(fields[0]), int(fields[1]), float(fields[2]), ends, preempted))
     return tuple(found)
 
 

@@ -75,6 +75,20 @@ class JobStatus(Record, frozen=True):
     started: float | None
 
 
+class RunningJob(Record, frozen=True):
+    """The times of a job that runs, in seconds since the epoch.
+
+    ``ends`` is when its time limit or its preemption ends it, None without a limit. ``preempted`` is when
+    slurmctld has begun to preempt it.
+    """
+
+    job_id: int
+    restarts: int
+    started: float
+    ends: float | None
+    preempted: float | None
+
+
 class JobRef(Record, frozen=True):
     """How to name one job to Slurm's commands so that they touch no other job.
 
@@ -179,6 +193,9 @@ class Slurm(Protocol):
         SlurmError where some are hidden from this user.
         """
 
+    def running(self) -> tuple[RunningJob, ...]:
+        """Return the times of all jobs that run; one RPC."""
+
     def knows(self, job_id: int) -> bool:
         """Whether slurmctld has this job, and the job has not ended; one RPC."""
 
@@ -214,6 +231,9 @@ class Slurm(Protocol):
 
     def cancel(self, job_id: int) -> None:
         """End a job that has started; does nothing when the job has ended already."""
+
+    def end_script(self, job_id: int) -> None:
+        """Send SIGTERM to the batch script of a job; does nothing when the job has ended already."""
 
     def set_admin_comment(self, job: int | JobRef, text: str) -> None:
         """Set AdminComment, which users can read but not write; NoSuchJobError when the job has ended.

@@ -28,11 +28,13 @@ from vhpc_slurm.slurm.hosts import (
 from vhpc_slurm.slurm.parse import (
     COMMENT_FORMAT,
     REF_FORMAT,
+    RUNNING_FORMAT,
     SQUEUE_FORMAT,
     narrower,
     parse_comment,
     parse_job,
     parse_ref,
+    parse_running,
     parse_squeue,
     shows_comment,
 )
@@ -42,6 +44,7 @@ from vhpc_slurm.slurm.port import (
     NodeResources,
     NoSuchJobError,
     NotRequeueableError,
+    RunningJob,
     SlurmError,
     SlurmJob,
     SlurmNode,
@@ -115,6 +118,11 @@ class Scontrol:
         if self._sight() != before:
             raise SlurmError("squeue may not have shown all jobs", "slurmctld was restarted while squeue ran")
         return found
+
+    def running(self) -> tuple[RunningJob, ...]:
+        """Times of all jobs that run; those that are hidden from this user are not among them."""
+        options = ("--noheader", "--all", "--array", "--local", "--states=RUNNING", "-O", RUNNING_FORMAT)
+        return parse_running(self._run("squeue", *options))
 
     def knows(self, job_id: int) -> bool:
         """Whether slurmctld has this job, and the job has not ended."""
@@ -193,11 +201,18 @@ class Scontrol:
 
     def cancel(self, job_id: int) -> None:
         """End a job, by scancel, which reports no error for jobs that have ended."""
+        self._scancel(job_id)
+
+    def end_script(self, job_id: int) -> None:
+        """Send SIGTERM to the batch script only."""
+        self._scancel(job_id, "--batch", "--signal=TERM")
+
+    def _scancel(self, job_id: int, *options: str) -> None:
         try:
             name = self.ref(job_id).whole
         except NoSuchJobError:
             return
-        self._run("scancel", name)
+        self._run("scancel", *options, name)
 
     def set_admin_comment(self, job: int | JobRef, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""

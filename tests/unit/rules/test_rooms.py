@@ -32,7 +32,7 @@ LAYERS = {
         {"server"},
         {"metrics"},
         {"assembly", "tenure"},
-        {"periodic", "client"},
+        {"periodic", "timed", "client"},
         {"checkpoint_client"},
         {"exchange"},
         {"asking", "epochs"},

@@ -12,8 +12,8 @@ import pytest
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GresAllocation, HetPlace, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_squeue
-from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_running, parse_squeue
+from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, RunningJob, SlurmError, SlurmJob
 
 DATA = Path(__file__).parents[2] / "data"
 VERSIONS = ("22.05", "24.11", "26.05")
@@ -236,6 +236,22 @@ def test_squeue_is_read(version: str) -> None:
 def test_odd_squeue_lines_are_refused(line: str) -> None:
     with pytest.raises(SlurmError):
         parse_squeue(line + "\n")
+
+
+def test_times_of_running_jobs() -> None:
+    """As squeue 24.11 prints them with SLURM_TIME_FORMAT=%s."""
+    text = (
+        "1004        0         1785290400              1785290580              N/A                     \n"
+        "1005        2         1785290400              N/A                     N/A                     \n"
+        "1006        0         1785290400              1785290640              1785290520              \n"
+    )
+    assert parse_running(text) == (
+        RunningJob(1004, 0, 1785290400.0, 1785290580.0, None),
+        RunningJob(1005, 2, 1785290400.0, None, None),
+        RunningJob(1006, 0, 1785290400.0, 1785290640.0, 1785290520.0),
+    )
+    with pytest.raises(SlurmError):
+        parse_running("1004 0 N/A N/A N/A\n")
 
 
 @pytest.mark.parametrize(

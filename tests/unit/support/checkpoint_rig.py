@@ -75,7 +75,7 @@ class Site:
         opening = self.layer.opening
         if (record := opening.find(job, allocation)) is not None:
             return record.lease
-        found = opening.resumed(job, allocation)
+        found = (opening.own(job, allocation) if restart else None) or opening.resumed(job, allocation)
         if isinstance(found, UserError):
             wanted = Wanted(job, allocation, found)
         else:
@@ -109,9 +109,11 @@ class Site:
         self.save(lease, name, stop=True)
         return lease
 
-    def save(self, lease: Lease, name: str = "", *, stop: bool = False) -> StoredCheckpoint:
+    def save(
+        self, lease: Lease, name: str = "", *, stop: bool = False, requeue: bool = False
+    ) -> StoredCheckpoint:
         """A valid checkpoint of a job, whose keepers obey."""
-        made = self.ledger.begin(lease.generation.job_id, name, stop=stop, uid=None)
+        made = self.ledger.begin(lease.generation.job_id, name, stop=stop, requeue=requeue, uid=None)
         for state in (KeeperState.HELD, KeeperState.SAVED):
             for node in lease.allocation.node_names:
                 self.say(lease.generation, node, state, made.serial)

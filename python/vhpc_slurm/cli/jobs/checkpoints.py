@@ -49,6 +49,12 @@ GROUP = Group(
 def save(
     job_id: JobId,
     stop: Annotated[bool, typer.Option("--stop", help="End the job when it is saved.")] = False,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue", help="Put the job back into the queue when it is saved; its next run continues."
+        ),
+    ] = False,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Default: JOBID.NUMBER.", show_default=False)
     ] = None,
@@ -57,10 +63,15 @@ def save(
     """Save all guests of your running job together: memory, devices and disks; save may be left out.
 
     The job waits meanwhile, and continues afterwards. `sbatch --vhpc-resume=NAME` continues from it later.
-    Steps and commands of Slurm that run in the job are waited for.
+    Steps and commands of Slurm that run in the job are waited for. With --requeue submit the job with
+    --open-mode=append: without it Slurm empties the output file of a job that starts again.
     """
+    if stop and requeue:
+        raise UserError(
+            "--stop and --requeue cannot be given together", "--stop ends the job, --requeue starts it again"
+        )
     client = leases.client(options.config())
-    found = client.save(job_id, name, stop=stop)
+    found = client.save(job_id, name, stop=stop, requeue=requeue)
     said = ""
     while found.state in OPEN:
         if (line := _doing(found)) != said:
@@ -189,6 +200,7 @@ def _json(found: Checkpoint) -> dict[str, Any]:
         "state": found.state.value,
         "created": found.created,
         "stop": found.stop,
+        "requeue": found.requeue,
         "image": found.image,
         "error": found.error or None,
         "bytes": found.size,

@@ -20,12 +20,14 @@ Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 class SaveJob(Wire, frozen=True, tag="save-job"):
     """The owner of a job, or root: make a checkpoint; without a name it is called JOBID.NUMBER.
 
-    With ``stop`` vhpcd ends the job when the checkpoint is valid.
+    With ``stop`` vhpcd ends the job when the checkpoint is valid. With ``requeue`` it puts the job back into
+    the queue then.
     """
 
     job_id: JobId
     name: Name | None = None
     stop: bool = False
+    requeue: bool = False
 
 
 class ListCheckpoints(Wire, frozen=True, tag="checkpoints"):

@@ -16,7 +16,7 @@ from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Checkpoint, Generation, KeeperState, OrderKind, SavedNode, Seal, Viewer
-from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, NoSuchJobError, Slurm
+from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, NoSuchJobError, NotRequeueableError, Slurm
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -63,12 +63,28 @@ class Checkpointing:
         await self._executor.aside(self._check_running, lease.generation)
 
         def begin() -> Checkpoint:
-            made = self._ledger.begin(job_id, request.name or "", stop=request.stop, uid=uid)
+            made = self._ledger.begin(
+                job_id, request.name or "", stop=request.stop, requeue=request.requeue, uid=uid
+            )
             return shown(self._store, made)
 
         found = await self._executor.write(begin)
         self._changes.notify(job_id)
         return messages.CheckpointAnswer(checkpoint=found)
+
+    async def requeue(self, generation: Generation) -> None:
+        """Save a job and put it back into the queue, without a request of its user.
+
+        Raises:
+            UserError: it cannot be saved now.
+        """
+        await self._executor.aside(self._check_running, generation)
+
+        def begin() -> None:
+            self._ledger.begin(generation.job_id, "", stop=True, requeue=True, uid=None)
+
+        await self._executor.write(begin)
+        self._changes.notify(generation.job_id)
 
     def _check_running(self, generation: Generation) -> None:
         """UserError unless the batch script of a job runs."""
@@ -90,8 +106,8 @@ class Checkpointing:
         asked = await write(self._ledger.ask, generation, request.node, request.report)
         if asked.changed:
             self._changes.notify(generation.job_id)
-        if asked.end:
-            self._end_soon(generation.job_id)
+        if asked.ends is not None:
+            self._end_soon(asked.ends)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
@@ -102,17 +118,41 @@ class Checkpointing:
                     return messages.OrderAnswer(order=order)
                 await asyncio.wait({change}, timeout=left)
 
-    def _end_soon(self, job_id: int) -> None:
-        """End a job whose checkpoint is complete; ``run`` repeats it."""
-        task = asyncio.create_task(self._end(job_id))
+    def _end_soon(self, one: StoredCheckpoint) -> None:
+        """End the run of a job whose checkpoint is complete; ``run`` repeats it."""
+        task = asyncio.create_task(self._end(one))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 
-    async def _end(self, job_id: int) -> None:
+    async def _end(self, one: StoredCheckpoint) -> None:
         try:
-            await self._executor.aside(self._slurm.cancel, job_id)
+            if one.requeue:
+                await self._executor.aside(self._requeue, one.generation)
+            else:
+                await self._executor.aside(self._slurm.cancel, one.job_id)
         except VhpcError as err:
-            log.error("job %d, which was saved, cannot be ended: %s", job_id, err.line())
+            log.error("job %d, which was saved, cannot be ended: %s", one.job_id, err.line())
+
+    def _requeue(self, generation: Generation) -> None:
+        """Put a job back into the queue, if this run has not ended; cancel one that may not be requeued.
+
+        Slurm puts a job that it preempts back by itself when its script ends. After `scontrol requeue` it
+        would do so once more, at the end of the next run (GRACE_PREEMPT in slurmctld).
+        """
+        found = (job for job in self._slurm.running() if job.job_id == generation.job_id)
+        job = next(found, None)
+        if job is None or job.restarts != generation.restart:
+            return
+        try:
+            if job.preempted is not None:
+                self._slurm.end_script(job.job_id)
+            else:
+                self._slurm.requeue(job.job_id)
+        except NoSuchJobError:
+            return
+        except NotRequeueableError as err:
+            log.warning("job %d is cancelled, its checkpoint stays: %s", job.job_id, err.line())
+            self._slurm.cancel(job.job_id)
 
     async def run(self) -> None:
         """Periodic work: what is late has failed, old ones are forgotten, jobs are ended again."""
@@ -120,7 +160,7 @@ class Checkpointing:
             self._changes.notify(job_id)
         await self._executor.write(self._ledger.prune)
         for one in await self._executor.write(self._ledger.to_end):
-            await self._end(one.job_id)
+            await self._end(one)
 
 
 def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
@@ -136,6 +176,7 @@ def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
         state=one.state,
         created=one.created,
         stop=one.stop,
+        requeue=one.requeue,
         node_count=len(place),
         held=sum(state in (KeeperState.HELD, KeeperState.SAVED) for state in reports.values()),
         nodes=tuple(map(_sizes, sorted(store.checkpoints.saved(one.serial), key=lambda at: place[at.node]))),

@@ -128,10 +128,12 @@ class Starting:
     async def _looked_up(self, job: JobRequest, allocation: Allocation) -> Wanted:
         """A job with its image, and with its checkpoint if it continues one."""
         # The file system of the catalogue may hang; that must not stop the database thread.
-        aside = self._executor.aside
-        if job.resume is None:
+        aside, write, opening = self._executor.aside, self._executor.write, self._leases.opening
+        found = await write(opening.own, job, allocation) if job.restart else None
+        if found is None and job.resume is None:
             return Wanted(job, allocation, await aside(look_up, self._config, job))
-        found = await self._executor.write(self._leases.opening.resumed, job, allocation)
+        if found is None:
+            found = await write(opening.resumed, job, allocation)
         if isinstance(found, UserError):
             return Wanted(job, allocation, found)
         job, image = resuming.merged(job, found.origin), found.origin.image

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from itertools import count
 from typing import TYPE_CHECKING
 
-from vhpc_slurm.controller.leases import checkpoint_rules, rules
-from vhpc_slurm.controller.leases.checkpoint_rules import ACTIVE, HOLDS
+from vhpc_slurm.controller.leases import checkpoint_rules, rules, savable, timed
+from vhpc_slurm.controller.leases.checkpoint_rules import ACTIVE, COMPLETED, HOLDS
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     CheckpointState,
@@ -26,8 +26,8 @@ from vhpc_slurm.model import (
     LeaseState,
     OrderKind,
     Resume,
+    SavedNode,
 )
-from vhpc_slurm.options import BatchPlace
 from vhpc_slurm.record import Record
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Asked(Record, frozen=True):
 
     Attributes:
         changed: the state of the checkpoint: other keepers of the job have orders now.
-        end: the caller must end the job.
+        ends: the checkpoint with which the caller must end this run of the job.
     """
 
     changed: bool = False
-    end: bool = False
+    ends: StoredCheckpoint | None = None
 
 
 class CheckpointLedger:
@@ -97,34 +97,26 @@ class CheckpointLedger:
         lease = record.lease
         if uid not in (None, lease.request.uid):
             raise UserError(f"job {job_id} belongs to another user", "", "see: vhpc ps")
-        if why := self._unsavable(lease):
+        if why := savable.refusal(lease, self._gpu_gres):
             raise UserError(f"job {job_id} cannot be saved", why, "see docs/checkpoint.md")
         return lease
 
-    def _unsavable(self, lease: Lease) -> str:
-        """Why the guests of a job are not saved; empty if they are."""
-        if lease.request.het is not None:
-            return "it is a component of a heterogeneous job"
-        if lease.request.batch is BatchPlace.HOST:
-            return "its batch script runs outside of its guests (--vhpc-batch=host)"
-        gpus = any(one.name == self._gpu_gres for part in lease.allocation.nodes for one in part.gres)
-        if gpus or lease.network.in_guests:
-            return "its guests have devices of the hosts, whose state cannot be read"
-        if lease.site:
-            return "its guests are on the site's network, where another job has other addresses"
-        return ""
-
-    def begin(self, job_id: int, name: str, *, stop: bool, uid: int | None) -> StoredCheckpoint:
+    def begin(
+        self, job_id: int, name: str, *, stop: bool, uid: int | None, requeue: bool = False
+    ) -> StoredCheckpoint:
         """A new checkpoint of a job; one without a name is called JOBID.NUMBER.
+
+        With ``stop`` or ``requeue`` the run of the job ends with it.
 
         Raises:
             UserError: as ``owned``, or the job is being saved or ended already.
         """
+        stop = stop or requeue
         lease = self.owned(job_id, uid)
         self.expire()
         last = self._store.checkpoints.of(lease.generation)
         if last is not None and last.state in ACTIVE:
-            if last.stop is stop and name in ("", last.name):
+            if (last.stop, last.requeue) == (stop, requeue) and name in ("", last.name):
                 return last  # the client repeats a request whose answer it has not got
             raise UserError(
                 f"job {job_id} is being saved already", f"its checkpoint {last.name} is {last.state}"
@@ -133,11 +125,20 @@ class CheckpointLedger:
             raise UserError(f"job {job_id} is being ended", f"its checkpoint {last.name} is complete")
         with self._store.transaction():
             made = self._store.checkpoints.add(
-                lease, name or self._name(job_id), stop=stop, key=os.urandom(KEY_BYTES), now=self._clock()
+                lease,
+                name or self._name(job_id),
+                stop=stop,
+                requeue=requeue,
+                key=os.urandom(KEY_BYTES),
+                now=self._clock(),
             )
         self._since[made.serial] = self._steady()
         log.info(
-            "checkpoint %d (%s) of %s begins%s", made.serial, made.name, made.generation, " (stop)" * stop
+            "checkpoint %d (%s) of %s begins%s",
+            made.serial,
+            made.name,
+            made.generation,
+            " (requeue)" if requeue else " (stop)" * stop,
         )
         return made
 
@@ -202,7 +203,7 @@ class CheckpointLedger:
         self._heard[one.serial, node] = self._steady()
         about = report if report is not None and report.serial == one.serial else None
         done = self._react(one, lease, node, about)
-        return Asked(changed=done.changed or expired, end=done.end)
+        return Asked(changed=done.changed or expired, ends=done.ends)
 
     def _react(self, one: StoredCheckpoint, lease: Lease, node: str, report: KeeperReport | None) -> Asked:
         store, serial = self._store.checkpoints, one.serial
@@ -231,7 +232,7 @@ class CheckpointLedger:
         if reaction.state is None:
             return Asked()
         log.info("checkpoint %d of %s: %s %s", serial, one.generation, reaction.state, reaction.error)
-        return Asked(changed=True, end=one.stop and reaction.state is CheckpointState.VALID)
+        return Asked(True, one if one.stop and reaction.state is CheckpointState.VALID else None)
 
     def _remove_older(self, newest: StoredCheckpoint) -> None:
         """Keep the last two of a job, and those in use."""
@@ -312,6 +313,24 @@ class CheckpointLedger:
         """Forget checkpoints that have had no files for a while."""
         with self._store.transaction():
             self._store.checkpoints.prune(self._clock() - FORGET_S)
+
+    def timed(self) -> tuple[tuple[Lease, tuple[SavedNode, ...]], ...]:
+        """Running jobs with --vhpc-checkpoint, and the parts of each job's last checkpoint.
+
+        Those that are being saved already are not among them.
+        """
+        store = self._store.checkpoints
+        found = []
+        for record in self._store.live():
+            lease = record.lease
+            if lease.state is not LeaseState.READY or not timed.asked(lease):
+                continue
+            newest = store.of(lease.generation)
+            if newest is not None and (newest.state in ACTIVE or (newest.stop and newest.state in COMPLETED)):
+                continue
+            valid = store.valid(lease.generation.job_id)
+            found.append((lease, store.saved(valid[0].serial) if valid else ()))
+        return tuple(found)
 
     def to_end(self) -> tuple[StoredCheckpoint, ...]:
         """Return complete checkpoints whose jobs must be ended."""

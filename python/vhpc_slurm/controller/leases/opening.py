@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm import policy
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.leases import resuming, rules, segments
+from vhpc_slurm.controller.leases import resuming, rules, savable, segments, timed
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
@@ -29,6 +29,7 @@ from vhpc_slurm.model import (
     ImageIdentity,
     ImageRef,
     JobRequest,
+    Lease,
     LeaseRecord,
     LeaseState,
     Resume,
@@ -129,6 +130,17 @@ class LeaseOpening:
         line = found if isinstance(found, str) else resuming.refusal(request, allocation, found)
         return UserError(line) if line or isinstance(found, str) else found
 
+    def own(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError | None:
+        """The checkpoint with which an earlier run of the job has ended, or why this run cannot continue it.
+
+        None if no earlier run ended so, or if its checkpoint was removed.
+        """
+        for one in self._store.checkpoints.valid(request.job_id):
+            if one.requeue and one.generation.restart < request.restart and one.uid == request.uid:
+                line = resuming.other_shape(allocation, one)
+                return UserError(line) if line else one
+        return None
+
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
         """The lease that this request already has, if it is usable.
 
@@ -227,12 +239,20 @@ class LeaseOpening:
             record, key = self._plan(generation, one)
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
-            record = replace(
-                record, lease=replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
-            )
+            lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
+            if timed.asked(lease) and (why := self._unsavable(lease)):
+                raise _RefusedError(
+                    _Refusal("checkpoint", f"--vhpc-checkpoint: the job cannot be saved: {why}")
+                )
+            record = replace(record, lease=lease)
             self._lifecycle.create(record, key)
             records.append(record)
         return tuple(records)
+
+    def _unsavable(self, lease: Lease) -> str:
+        if not self._config.checkpoint.folder:
+            return "this site has no folder for checkpoints (checkpoint.folder)"
+        return savable.refusal(lease, self._config.placement.gpu_gres)
 
     def _continue(self, generation: Generation, asked: StoredCheckpoint) -> Resume:
         """A generation continues a checkpoint, which no other one does at the same time."""

@@ -57,10 +57,12 @@ def refusal(request: JobRequest, allocation: Allocation, one: StoredCheckpoint) 
         if given not in (WITHOUT_OPTIONS[field], getattr(origin.request, field)):
             option = BY_FIELD[field].name if field in BY_FIELD else field
             return f"the guests of {what} exist already: submit the job without --vhpc-{option}"
-    return _other_shape(allocation, origin.allocation, what)
+    return other_shape(allocation, one)
 
 
-def _other_shape(allocation: Allocation, origin: Allocation, what: str) -> str:
+def other_shape(allocation: Allocation, one: StoredCheckpoint) -> str:
+    """Why the guests of a checkpoint do not fit the job's nodes, as one line; empty when they do."""
+    what, origin = f"checkpoint {one.name}", one.origin.allocation
     count, saved = len(allocation.nodes), len(origin.nodes)
     if count != saved:
         return f"{what} has guests of {saved} nodes, the job has {count} (ask for --nodes={saved})"

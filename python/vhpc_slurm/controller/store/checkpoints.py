@@ -21,8 +21,8 @@ from vhpc_slurm.model import CheckpointState, Generation, KeeperState, Lease, Sa
 from vhpc_slurm.record import Record
 
 _COLUMNS = (
-    "id, name, uid, account, job_id, generation, state, created, updated, stop, secret, origin, error,"
-    " resumed_by"
+    "id, name, uid, account, job_id, generation, state, created, updated, stop, requeue, secret, origin,"
+    " error, resumed_by"
 )
 
 
@@ -39,7 +39,8 @@ class StoredCheckpoint(Record, frozen=True):
         state: of the checkpoint.
         created: time of the request, in seconds since the epoch.
         updated: time of the last change of the state.
-        stop: the job ends when the checkpoint is valid.
+        stop: this run of the job ends when the checkpoint is valid.
+        requeue: the job's next run continues the checkpoint, so that it is put back into the queue.
         key: of its seals; secret.
         origin: the lease that was saved.
         error: why it has failed.
@@ -56,6 +57,7 @@ class StoredCheckpoint(Record, frozen=True):
     created: float
     updated: float
     stop: bool
+    requeue: bool
     key: bytes
     origin: Lease
     error: str = ""
@@ -68,7 +70,9 @@ class StoredCheckpoint(Record, frozen=True):
 class CheckpointStore(Protocol):
     """The port.  Changes happen inside the lease store's ``transaction`` only."""
 
-    def add(self, origin: Lease, name: str, *, stop: bool, key: bytes, now: float) -> StoredCheckpoint:
+    def add(
+        self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
+    ) -> StoredCheckpoint:
         """A new checkpoint of a lease, HOLDING."""
 
     def get(self, serial: int) -> StoredCheckpoint | None:
@@ -135,13 +139,16 @@ class SqlCheckpoints:
         """``damaged`` makes the error of a row that cannot be read."""
         self._db, self._damaged = db, damaged
 
-    def add(self, origin: Lease, name: str, *, stop: bool, key: bytes, now: float) -> StoredCheckpoint:
+    def add(
+        self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
+    ) -> StoredCheckpoint:
         """A new checkpoint."""
         assert self._db.in_transaction, "a change outside a transaction"
         request, generation = origin.request, origin.generation
         serial = self._db.execute(
             "INSERT INTO checkpoint (name, uid, account, job_id, generation, state, created, updated, stop,"
-            " secret, origin, error, resumed_by) VALUES (?, ?, ?, ?, ?, 'holding', ?, ?, ?, ?, ?, '', '')",
+            " requeue, secret, origin, error, resumed_by)"
+            " VALUES (?, ?, ?, ?, ?, 'holding', ?, ?, ?, ?, ?, ?, '', '')",
             (
                 name,
                 request.uid,
@@ -151,6 +158,7 @@ class SqlCheckpoints:
                 now,
                 now,
                 int(stop),
+                int(requeue),
                 key,
                 msgspec.json.encode(LeaseWire.pack(origin)),
             ),
@@ -314,6 +322,7 @@ def _checkpoint(
     created: float,
     updated: float,
     stop: int,
+    requeue: int,
     secret: bytes,
     origin: bytes,
     error: str,
@@ -330,6 +339,7 @@ def _checkpoint(
         created,
         updated,
         bool(stop),
+        bool(requeue),
         bytes(secret),
         _unpacked(bytes(origin)),
         error,

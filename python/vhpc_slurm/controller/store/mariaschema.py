@@ -137,6 +137,7 @@ _CHECKPOINTS = (
     created DOUBLE NOT NULL,
     updated DOUBLE NOT NULL,
     stop TINYINT NOT NULL,
+    requeue TINYINT NOT NULL,
     secret LONGBLOB NOT NULL,
     origin LONGBLOB NOT NULL,
     error MEDIUMTEXT NOT NULL,

@@ -155,6 +155,7 @@ CREATE TABLE checkpoint (
     created REAL NOT NULL,
     updated REAL NOT NULL,
     stop INTEGER NOT NULL,
+    requeue INTEGER NOT NULL,
     secret BLOB NOT NULL,
     origin BLOB NOT NULL,
     error TEXT NOT NULL,

@@ -48,8 +48,8 @@ class Vhpcd:
         self.states, self.known = list(states), known
         self.asked: list[object] = []
 
-    def save(self, job_id: int, name: str | None, *, stop: bool) -> Checkpoint:
-        self.asked.append((job_id, name, stop))
+    def save(self, job_id: int, name: str | None, *, stop: bool, requeue: bool) -> Checkpoint:
+        self.asked.append((job_id, name, "requeue" if requeue else "stop" if stop else ""))
         return self.states.pop(0)
 
     def checkpoint(self, serial: int) -> Checkpoint:
@@ -82,7 +82,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 def test_each_phase_is_told_once(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     vhpcd = serve(Vhpcd(HOLDING, HOLDING, SAVING, VALID))
     assert main(["checkpoint", "1000", "--stop", "--name", "a"]) == 0
-    assert vhpcd.asked == [(1000, "a", True)]
+    assert vhpcd.asked == [(1000, "a", "stop")]
     said = capsys.readouterr()
     assert said.out == "1000.2\n"
     assert said.err.splitlines() == [
@@ -90,6 +90,16 @@ def test_each_phase_is_told_once(serve: Serve, capsys: pytest.CaptureFixture[str
         "vhpc: checkpoint 1000.2 of job 1000: 1 of 2 nodes have saved their guests",
         "vhpc: checkpoint 1000.2 of job 1000: valid, 150.0 MiB in 2.5 s",
     ]
+
+
+def test_a_job_can_be_put_back_into_the_queue(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    vhpcd = serve(Vhpcd(replace(VALID, stop=True, requeue=True)))
+    assert main(["checkpoint", "1000", "--requeue", "--json"]) == 0
+    assert vhpcd.asked == [(1000, None, "requeue")]
+    found = json.loads(capsys.readouterr().out)
+    assert (found["stop"], found["requeue"]) == (True, True)
+    assert main(["checkpoint", "1000", "--requeue", "--stop"]) == 1
+    assert "--stop and --requeue cannot be given together" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_was_given_up_is_an_error(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

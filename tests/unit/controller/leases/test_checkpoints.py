@@ -13,6 +13,8 @@ from checkpoint_rig import NODES, Site, nodes, saved
 from controller_lab import allocation, request
 from store_backends import ENGINES, open_at, place
 
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     CheckpointState,
@@ -73,8 +75,11 @@ def test_a_job_that_is_to_end_is_ended_and_never_continues(site: Site, job: Leas
     for node in NODES:
         site.say(job.generation, node, K.HELD, made.serial)
     last = KeeperReport(made.serial, K.SAVED, saved("n2", 1))
-    assert not site.ledger.ask(job.generation, "n1", KeeperReport(made.serial, K.SAVED, saved("n1", 0))).end
-    assert site.ledger.ask(job.generation, "n2", last).end
+    first = KeeperReport(made.serial, K.SAVED, saved("n1", 0))
+    assert site.ledger.ask(job.generation, "n1", first).ends is None
+    ends = site.ledger.ask(job.generation, "n2", last).ends
+    assert ends is not None
+    assert (ends.serial, ends.requeue) == (made.serial, False)
     assert [one.serial for one in site.ledger.to_end()] == [made.serial]
     for state in (None, *K):
         assert site.say(job.generation, "n1", state, made.serial) is Do.END
@@ -266,3 +271,32 @@ def test_a_node_of_another_job_reports_nothing(site: Site, job: Lease) -> None:
     with pytest.raises(FabricError, match="has no part on node n3"):
         site.ledger.ask(job.generation, "n3", None)
     assert site.ledger.order(Generation(9, 0, "00000001"), None).kind is Do.OVER
+
+
+def test_a_request_is_repeated_only_with_the_same_end(site: Site, job: Lease) -> None:
+    first = site.ledger.begin(7, "a", stop=False, requeue=True, uid=2001)
+    assert (first.stop, first.requeue) == (True, True)
+    assert site.ledger.begin(7, "a", stop=True, requeue=True, uid=2001) == first
+    with pytest.raises(UserError, match="is being saved already"):
+        site.ledger.begin(7, "a", stop=True, uid=2001)
+
+
+def test_jobs_that_are_to_be_saved_are_found(site: Site) -> None:
+    site.config = Config(checkpoint=Checkpoint(folder="/ck"))
+    site.start()
+    plain = site.open(request(7), nodes())
+    none = site.open(request(8, checkpoint="none"), nodes())
+    assert site.ledger.timed() == ()
+    lease = site.open(request(9, checkpoint="limit"), nodes())
+    assert site.ledger.timed() == ((lease, ()),)
+    made = site.save(lease)
+    assert site.ledger.timed() == ((lease, site.store.checkpoints.saved(made.serial)),)
+    site.ledger.begin(9, "", stop=False, requeue=True, uid=None)
+    assert site.ledger.timed() == ()  # it is being saved
+    site.now += 1000
+    assert site.ledger.expire() == {9}
+    assert len(site.ledger.timed()) == 1  # tried again
+    site.save(lease, stop=True)
+    assert site.ledger.timed() == ()  # it is being ended
+    for one in (plain, none, lease):
+        site.end(one)

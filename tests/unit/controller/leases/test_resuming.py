@@ -14,10 +14,12 @@ from controller_lab import identity, request
 from store_backends import ENGINES, open_at, place
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import CheckpointState, HetPlace, KeeperState, Lease, LeaseState
+from vhpc_slurm.options import BatchPlace
 
 
 @pytest.fixture(params=ENGINES)
@@ -184,3 +186,69 @@ def test_a_lost_checkpoint_stops_the_boot(site: Site, origin: Lease) -> None:
         site.store.checkpoints.delete(lease.resume.serial if lease.resume else 0)
     with pytest.raises(FabricError, match="is gone"):
         site.ledger.secret(lease, "n1")
+
+
+def test_the_next_run_of_a_requeued_job_continues(site: Site) -> None:
+    lease = site.open(request(7, work_dir="/scratch/run"), nodes())
+    made = site.save(lease, requeue=True)
+    site.save_and_stop(8, "other")
+    site.end(lease)
+    again = site.resume(7, "", nodes("n3", "n4"), restart=1, image=lease.request.image, resume=None)
+    assert (again.state, again.refusal, again.image) == (LeaseState.READY, "", lease.image)
+    assert again.resume is not None
+    assert (again.resume.serial, again.resume.origin) == (made.serial, lease.generation)
+    assert again.request.work_dir == "/scratch/run"
+    # PrologSlurmctld may run again
+    asked = request(7, 1, image=lease.request.image, work_dir="/scratch/run")
+    record = site.layer.opening.find(asked, nodes("n3", "n4"))
+    assert record is not None
+    assert record.lease == again
+
+
+def test_a_requeued_job_continues_its_last_run(site: Site, origin: Lease) -> None:
+    """Also one that has continued another job's checkpoint at first."""
+    first = site.resume(8, "a", nodes())
+    site.save(first, requeue=True)
+    second = site.resume(8, "a", nodes(), restart=1)
+    newest = site.save(second, requeue=True)
+    third = site.resume(8, "a", nodes(), restart=2)
+    assert third.resume is not None
+    assert (third.resume.serial, third.resume.origin) == (newest.serial, second.generation)
+
+
+def test_only_an_earlier_run_that_was_requeued_is_continued(site: Site) -> None:
+    lease = site.open(request(7), nodes())
+    opening = site.layer.opening
+    site.save(lease)
+    assert opening.own(request(7, 1), nodes()) is None, "its user has not asked to continue it"
+    made = site.save(lease, requeue=True)
+    assert opening.own(request(7, 0), nodes()) is None, "the run that is saved"
+    found = opening.own(request(7, 1), nodes())
+    assert not isinstance(found, UserError | None)
+    assert found.serial == made.serial
+    assert opening.own(request(7, 1, uid=2002), nodes()) is None
+    other = opening.own(request(7, 1), nodes(cpus=3))
+    assert isinstance(other, UserError)
+    assert "needs 2 CPUs on n1" in other.line()
+    site.end(lease)
+    site.ledger.remove(made.serial, 2001)
+    assert opening.own(request(7, 1), nodes()) is None, "the checkpoint was removed"
+
+
+@pytest.mark.parametrize(
+    ("folder", "other", "line"),
+    [
+        ("", {}, "this site has no folder for checkpoints"),
+        ("/ck", {"batch": BatchPlace.HOST}, "its batch script runs outside of its guests"),
+        ("/ck", {}, ""),
+    ],
+)
+def test_a_job_that_cannot_be_saved_by_itself_is_refused(
+    site: Site, folder: str, other: dict[str, Any], line: str
+) -> None:
+    site.config = Config(network=JOB_NETWORK, checkpoint=Checkpoint(folder=folder))
+    site.start()
+    lease = site.open(request(7, checkpoint="limit", **other), nodes())
+    assert lease.state is (LeaseState.REFUSED if line else LeaseState.READY)
+    assert line in lease.refusal
+    assert site.open(request(8, checkpoint="none", **other), nodes()).state is LeaseState.READY

@@ -70,7 +70,12 @@ def filled(store: SqlStore, jobs: int = 3) -> None:
             store.ssh_keys.add(generation, SshKeys("a", "b", "c", "d"))
             store.tunnel_keys.add(generation, TunnelKeyPairs(("private",), ("public",)))
             saved = store.checkpoints.add(
-                one.lease, f"n{job}", stop=job == 2, key=bytes(range(256)), now=chance.random()
+                one.lease,
+                f"n{job}",
+                stop=job == 2,
+                requeue=job == 1,
+                key=bytes(range(256)),
+                now=chance.random(),
             )
             guests = (SavedGuest(0, "n1", 2, 512, Seal(2**40, b"\0\xff")),)
             kept = SavedNode("n1", 10000003, "emulated", 1 / 3, guests)

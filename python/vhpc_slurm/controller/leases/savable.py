@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which jobs can be saved.  Pure."""
+
+from __future__ import annotations
+
+from vhpc_slurm.model import Lease
+from vhpc_slurm.options import BatchPlace
+
+
+def refusal(lease: Lease, gpu_gres: str) -> str:
+    """Why the guests of a job are not saved; empty if they are. ``gpu_gres`` is the name of GPUs."""
+    if lease.request.het is not None:
+        return "it is a component of a heterogeneous job"
+    if lease.request.batch is BatchPlace.HOST:
+        return "its batch script runs outside of its guests (--vhpc-batch=host)"
+    gpus = any(one.name == gpu_gres for part in lease.allocation.nodes for one in part.gres)
+    if gpus or lease.network.in_guests:
+        return "its guests have devices of the hosts, whose state cannot be read"
+    if lease.site:
+        return "its guests are on the site's network, where another job has other addresses"
+    return ""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time at which a job with --vhpc-checkpoint is saved.  Pure."""
+
+from __future__ import annotations
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.model import Lease, SavedNode
+from vhpc_slurm.slurm.port import RunningJob
+
+LIMIT, PREEMPT = "limit", "preempt"
+SPARE_S = 5.0
+"""For requests and answers between vhpcd and the keepers."""
+SLOWER = 2.0
+"""A checkpoint may take so many times as long as the last one of the job."""
+
+
+def asked(lease: Lease) -> bool:
+    """Whether a job has asked for such checkpoints."""
+    return lease.request.checkpoint not in (None, "none")
+
+
+def lead_s(config: Config, lease: Lease, last: tuple[SavedNode, ...], interval_s: float) -> float:
+    """How many seconds before its end a job must be saved.
+
+    Args:
+        config: has the time that guests may take to stop, and the rate of the storage.
+        lease: of the job.
+        last: what its nodes have written for its last checkpoint; empty if there is none.
+        interval_s: how often vhpcd looks.
+    """
+    if last:
+        write_s = SLOWER * max(node.seconds for node in last)
+    else:
+        write_s = max(part.memory_mib for part in lease.allocation.nodes) / config.checkpoint.write_mib_s
+    return config.checkpoint.hold_timeout_s + write_s + interval_s + SPARE_S
+
+
+def due(lease: Lease, job: RunningJob, lead_s: float, now: float) -> str:
+    """Return why a job must be saved now: limit or preempt; empty if it must not.
+
+    A run that is shorter than twice the lead still has half of its time for the job's work.
+
+    Args:
+        lease: of the job.
+        job: the same job in Slurm.
+        lead_s: how long before its end it must be saved.
+        now: seconds since the epoch.
+    """
+    words = (lease.request.checkpoint or "").split(",")
+    if PREEMPT in words and job.preempted is not None:
+        return PREEMPT
+    if LIMIT in words and job.ends is not None:
+        lead = min(lead_s, (job.ends - job.started) / 2)
+        if now >= job.ends - lead:
+            return LIMIT
+    return ""

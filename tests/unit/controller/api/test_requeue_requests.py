@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are saved and put back into the queue: what slurmctld is asked, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+from checkpoint_rig import nodes
+from checkpoint_vhpcd import Vhpcd, opening, run
+from controller_lab import request
+
+from vhpc_slurm.config.checkpoint import Checkpoint
+from vhpc_slurm.model import (
+    CheckpointState,
+)
+from vhpc_slurm.slurm.port import (
+    REASON_PROLOG,
+    RunningJob,
+)
+
+
+def test_a_requeued_job_is_asked_for_once_in_each_run(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        tend = vhpcd.parts.reconciler._checkpoints
+        assert tend is not None
+        vhpcd.ctld.times = (RunningJob(7, 0, 1000.0, None, None),)
+        await vhpcd.save(generation, "a", requeue=True)
+        await asyncio.sleep(0.1)
+        assert vhpcd.ctld.requeued == [7]
+        # slurmctld starts the next run before its lease is asked for
+        vhpcd.ctld.times = (RunningJob(7, 1, 1000.0, None, None),)
+        await tend()
+        vhpcd.ctld.times = (RunningJob(8, 0, 1000.0, None, None),)
+        await tend()
+        assert (vhpcd.ctld.requeued, vhpcd.ctld.signalled, vhpcd.ctld.cancelled) == ([7], [], [])
+        answer = await vhpcd.ask(opening(request(7, 1), nodes("n3", "n4")))
+        assert (answer.lease.state, answer.lease.resume.origin) == ("ready", generation)
+        again = await vhpcd.ask(opening(request(7, 1), nodes("n3", "n4")))
+        assert again.lease.generation == answer.lease.generation
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_may_not_be_requeued_is_cancelled(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        vhpcd.ctld.requeueable = False
+        vhpcd.ctld.times = (RunningJob(7, 0, 1000.0, None, None),)
+        serial = await vhpcd.save(generation, "a", requeue=True)
+        await asyncio.sleep(0.1)
+        assert (vhpcd.ctld.requeued, vhpcd.ctld.cancelled) == ([], [7])
+        assert vhpcd.store.checkpoints.valid(7)[0].serial == serial
+
+    run(tmp_path, test)
+
+
+def test_slurm_requeues_a_job_that_it_preempts(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        vhpcd.ctld.times = (RunningJob(7, 0, 1000.0, 2000.0, 1900.0),)
+        await vhpcd.save(generation, "a", requeue=True)
+        await asyncio.sleep(0.1)
+        assert (vhpcd.ctld.requeued, vhpcd.ctld.signalled, vhpcd.ctld.cancelled) == ([], [7], [])
+
+    run(tmp_path, test)
+
+
+def test_jobs_are_saved_at_their_time(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7, checkpoint="limit"))
+        start, far = time.time() - 600, time.time() + 3600
+        run, store = vhpcd.parts.timed.run, vhpcd.store.checkpoints
+        for times in (
+            RunningJob(7, 0, start, far, None),
+            RunningJob(7, 1, start, start + 601, None),
+            RunningJob(8, 0, start, start + 601, None),
+        ):
+            vhpcd.ctld.times = (times,)
+            await run()
+            assert store.of(generation) is None, times
+        vhpcd.ctld.times = (RunningJob(7, 0, start, start + 601, None),)
+        vhpcd.ctld.job = replace(vhpcd.ctld.job, reason=REASON_PROLOG)
+        await run()
+        assert store.of(generation) is None
+        vhpcd.ctld.job = replace(vhpcd.ctld.job, reason="None")
+        await run()
+        made = store.of(generation)
+        assert made is not None
+        assert (made.state, made.stop, made.requeue, made.name) == (
+            CheckpointState.HOLDING,
+            True,
+            True,
+            "7.1",
+        )
+        await run()
+        assert store.of(generation) == made
+
+    run(tmp_path, test, checkpoint=Checkpoint(folder="/ck"))
+
+
+def test_slurm_is_not_asked_without_such_jobs(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        await vhpcd.open(request(7))
+        vhpcd.ctld.times = None
+        await vhpcd.parts.timed.run()
+
+    run(tmp_path, test)
