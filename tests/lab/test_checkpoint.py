@@ -205,7 +205,35 @@ def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("checkpoint.requeue", "checkpoint.drain")
+def test_jobs_of_a_drained_node_continue_elsewhere(lab: Lab) -> None:
+    job = lab.submit(COUNT, "-n1", "-w", "n1", "--open-mode=append")
+    once = lab.submit("sleep 600", "-n1", "-w", "n1", "--no-requeue")
+    counts(lab, job)
+    once.wait("RUNNING")
+    done = lab.run("ctl", "vhpc", "node", "drain", "n1", "--json", check=False, timeout=300)
+    try:
+        assert done.code == 1, done
+        saved, stays = json.loads(done.out)["jobs"]
+        assert (saved["job"], saved["error"]) == (job.id, None)
+        assert (stays["job"], stays["checkpoint"]) == (once.id, None)
+        assert "may not be put back into the queue" in stays["error"]
+        assert once.show()["JobState"] == "RUNNING"
+        until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "ReqNodeList=n2")
+        sooner(lab, job)
+        assert job.wait(timeout=300) == "FAILED"
+        assert numbers(job.output()) == list(range(1, TURNS + 1)), job.output()
+        assert numbers(lab.read("alice", f"{job.id}.log")) == list(range(1, TURNS + 1))
+        assert job.accounted("ExitCode,NodeList") == ["7:0", "n2"]
+    finally:
+        lab.run("ctl", "scancel", str(once.id))
+        lab.resume("n1")
+    settled(lab)
+
+
 @pytest.mark.promise("checkpoint.requeue")
+@pytest.mark.slow
 def test_a_requeued_job_continues_in_its_own_output(lab: Lab) -> None:
     job = lab.submit(COUNT, "-n1", "--open-mode=append")
     counts(lab, job)

@@ -50,6 +50,7 @@ VERBS = (
     Verb("doctor", "host.doctor:doctor", short_help="Check this host and Slurm's settings."),
     Verb("reconcile", "host.reconcile:reconcile", short_help="Repair what a crash left on this node."),
     Verb("node-setup", "host.nodesetup:node_setup", short_help="Prepare this node before slurmd starts."),
+    Verb("node", "host.nodedrain:GROUP", "Nodes of the cluster, while their jobs run."),
     Verb("setup", "host.setup:setup", short_help="Set this host up as node, controller or login host."),
     Verb("config", "site.configuration:config", short_help="Show the configuration."),
     Verb("image", "images:GROUP", "Images of the catalogue."),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from vhpc_slurm.model.checkpoint import (
     MAX_CHECKPOINT_NAME,
+    UNFINISHED,
     Checkpoint,
     CheckpointState,
     KeeperOrder,
@@ -102,6 +103,7 @@ __all__ = [
     "NODE_NAME",
     "OF_CHECKPOINTS",
     "TOLD",
+    "UNFINISHED",
     "WITHOUT_OPTIONS",
     "Alarm",
     "Allocation",

@@ -25,6 +25,9 @@ class CheckpointState(StrEnum):
     REMOVED = "removed"
 
 
+UNFINISHED = (CheckpointState.HOLDING, CheckpointState.SAVING)
+
+
 class Seal(Record, frozen=True):
     """Proof of the content of one file of a checkpoint; vhpcd keeps it.
 

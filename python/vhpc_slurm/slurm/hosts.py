@@ -24,6 +24,7 @@ _GRES = re.compile(r"\sGres=(\S+)")
 # ibvf:8, ibvf:hdr:8(S:0-1), gpu:h200:4,ibvf:8
 _COUNT = re.compile(r"(?:^|,)([^:,()]+)(?::[^:,()]+)??:([0-9]+)")
 _PARTITION = re.compile(r"^PartitionName=(\S+)(?P<rest>.*)$", re.MULTILINE)
+_GRACE = re.compile(r"\sGraceTime=(\d+)\s")
 _PREEMPT = re.compile(r"\sPreemptMode=(\S+)")
 _ADDRESS = re.compile(r"^SlurmctldAddr\s*=\s*(?P<address>[^\s(]+)\s*$", re.MULTILINE)
 
@@ -84,6 +85,6 @@ def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
     """Parse ``scontrol -o show partition``: one line per partition."""
     found = []
     for match in _PARTITION.finditer(text):
-        mode = _PREEMPT.search(match["rest"])
-        found.append(SlurmPartition(match[1], mode[1] if mode else ""))
+        mode, grace = _PREEMPT.search(match["rest"]), _GRACE.search(match["rest"])
+        found.append(SlurmPartition(match[1], mode[1] if mode else "", int(grace[1]) if grace else 0))
     return tuple(found)

@@ -23,6 +23,8 @@ check them; so each field must be unique there, and the layouts must be at its e
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
@@ -30,6 +32,7 @@ from vhpc_slurm.model import Allocation, GresAllocation, HetPlace, NodeAllocatio
 from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, RunningJob, SlurmError, SlurmJob
 
+T = TypeVar("T")
 SQUEUE_FORMAT = "JobID:12,State:20,RestartCnt:10,StartTime:24,Reason:80"
 """Fixed widths: the first four fields contain no space; the last one may be truncated."""
 
@@ -70,15 +73,32 @@ def parse_job(text: str, job_id: int) -> SlurmJob:
         UserError: text of the user makes the output ambiguous.
         SlurmError: the record is incomplete or has an unknown form.
     """
+    return _of_job(text, job_id, lambda head, record: _parse_record(head, record, job_id))
+
+
+def parse_requeue(text: str, job_id: int) -> bool:
+    """Whether job ``job_id`` may be put back into the queue; errors are those of ``parse_job``."""
+    return _of_job(text, job_id, lambda head, record: _field(_own(head, record)[1], "Requeue") != "0")
+
+
+def _of_job(text: str, job_id: int, parse: Callable[[re.Match[str], str], T]) -> T:
+    """Parse the only record of a job."""
     records = _records(text, job_id)
     if len(records) > 1:
         raise _ambiguous(job_id)
     if not records or int(records[0][0]["id"]) != job_id:
         raise NoSuchJobError(f"Slurm has no job {job_id}")
     try:
-        return _parse_record(*records[0], job_id)
+        return parse(*records[0])
     except ValueError as err:
         raise SlurmError(f"cannot parse scontrol's output for job {job_id}", str(err)) from err
+
+
+def _own(head: re.Match[str], record: str) -> tuple[str, str, str]:
+    """The name of a job, slurmctld's fields, and the rest."""
+    name, _, rest = record[head.end() :].partition(" UserId=")
+    own, _, tail = rest.partition(" MinCPUsNode=")
+    return name, own, tail
 
 
 def narrower(text: str, job_id: int) -> str:
@@ -216,8 +236,7 @@ def parse_gres(text: str) -> tuple[GresAllocation, ...]:
 
 
 def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
-    name, _, rest = record[head.end() :].partition(" UserId=")
-    own, _, tail = rest.partition(" MinCPUsNode=")
+    name, own, tail = _own(head, record)
     identity = _IDENTITY.match(own)
     if identity is None:
         raise ValueError("UserId and GroupId are missing")

@@ -163,10 +163,14 @@ class Standing(Record, frozen=True):
 
 
 class SlurmPartition(Record, frozen=True):
-    """A partition and its own PreemptMode as Slurm prints it, such as ``GANG,SUSPEND``."""
+    """A partition, with its own PreemptMode as Slurm prints it, such as ``GANG,SUSPEND``.
+
+    ``grace_s`` is its GraceTime: how many seconds a preempted job has left.
+    """
 
     name: str
     preempt_mode: str
+    grace_s: int = 0
 
 
 class Slurm(Protocol):
@@ -191,6 +195,12 @@ class Slurm(Protocol):
         """Return all pending, running and completing jobs of the cluster.
 
         SlurmError where some are hidden from this user.
+        """
+
+    def may_requeue(self, job_id: int) -> bool:
+        """Whether a job may be put back into the queue, by --requeue or JobRequeue; one RPC.
+
+        NoSuchJobError when there is none.
         """
 
     def running(self) -> tuple[RunningJob, ...]:

@@ -34,6 +34,7 @@ from vhpc_slurm.slurm.parse import (
     parse_comment,
     parse_job,
     parse_ref,
+    parse_requeue,
     parse_running,
     parse_squeue,
     shows_comment,
@@ -86,6 +87,10 @@ class Scontrol:
             options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
             comment = parse_comment(self._run("squeue", *options, "-O", COMMENT_FORMAT), job_id)
         return job, comment
+
+    def may_requeue(self, job_id: int) -> bool:
+        """Whether a job may be put back into the queue, by ``scontrol -o show job``."""
+        return parse_requeue(self._record(job_id), job_id)
 
     def _record(self, job_id: int) -> str:
         text = self._show(_number(job_id))

@@ -12,7 +12,7 @@ import pytest
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GresAllocation, HetPlace, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_running, parse_squeue
+from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_requeue, parse_running, parse_squeue
 from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, RunningJob, SlurmError, SlurmJob
 
 DATA = Path(__file__).parents[2] / "data"
@@ -236,6 +236,17 @@ def test_squeue_is_read(version: str) -> None:
 def test_odd_squeue_lines_are_refused(line: str) -> None:
     with pytest.raises(SlurmError):
         parse_squeue(line + "\n")
+
+
+@EVERY
+def test_a_job_may_be_requeued_or_not(version: str) -> None:
+    text = (DATA / "scontrol" / version / "single.txt").read_text()
+    number = int(re.findall(r"JobId=(\d+)", text)[0])
+    assert " Requeue=1 " in text
+    assert parse_requeue(text, number)
+    assert not parse_requeue(text.replace(" Requeue=1 ", " Requeue=0 "), number)
+    with pytest.raises(NoSuchJobError):
+        parse_requeue("", number)
 
 
 def test_times_of_running_jobs() -> None:

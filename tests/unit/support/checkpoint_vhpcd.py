@@ -57,7 +57,7 @@ class Ctld:
         self.cancelled: list[int] = []
         self.requeued: list[int] = []
         self.signalled: list[int] = []
-        self.requeueable = True
+        self.may = self.requeueable = True
         self.times: tuple[RunningJob, ...] | None = ()
 
     def load(self, job_id: int) -> SlurmJob:
@@ -69,6 +69,9 @@ class Ctld:
         self.cancelled.append(job_id)
         if self.down:
             raise FabricError("scancel failed")
+
+    def may_requeue(self, job_id: int) -> bool:
+        return self.may
 
     def requeue(self, job_id: int) -> None:
         if not self.requeueable:

@@ -14,6 +14,7 @@ from vhpc_slurm.cli.host.checks import (
     CheckResult,
     Level,
     boottime,
+    checkpoint,
     error,
     fabric,
     hookd,
@@ -102,6 +103,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
             yield slurm.operator(port, settings, config)
             yield from slurmaccess.check(config)
             yield from policy.check(config, settings, partitions)
+            yield from checkpoint.check(config, settings, partitions)
     listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
         config, listener=listener, node=node if is_node else "", controller=is_controller
@@ -150,6 +152,7 @@ def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Itera
     yield from peers.check(config, node, root=root)
     if root:
         yield from policy.on_node(config)
+        yield from checkpoint.on_node(config, own)
     yield from devices.check(config, node, own, root=root)
     yield from network.check(config, node, root=root)
     yield from nat.check(config, root=root)

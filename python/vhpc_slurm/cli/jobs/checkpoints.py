@@ -14,13 +14,12 @@ from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.verbs import Group, Verb
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import CheckpointState
+from vhpc_slurm.model import UNFINISHED, CheckpointState
 
 if TYPE_CHECKING:
     from vhpc_slurm.model import Checkpoint
 
 POLL_S = 0.5
-OPEN = (CheckpointState.HOLDING, CheckpointState.SAVING)
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of one of your checkpoints.", show_default=False)
 ]
@@ -73,7 +72,7 @@ def save(
     client = leases.client(options.config())
     found = client.save(job_id, name, stop=stop, requeue=requeue)
     said = ""
-    while found.state in OPEN:
+    while found.state in UNFINISHED:
         if (line := _doing(found)) != said:
             progress(line)
             said = line

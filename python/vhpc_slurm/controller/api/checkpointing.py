@@ -60,7 +60,7 @@ class Checkpointing:
     async def _save(self, request: messages.SaveJob, uid: int | None) -> messages.CheckpointAnswer:
         job_id = request.job_id
         lease = await self._executor.write(self._ledger.owned, job_id, uid)
-        await self._executor.aside(self._check_running, lease.generation)
+        await self._executor.aside(self._check_running, lease.generation, request.requeue)
 
         def begin() -> Checkpoint:
             made = self._ledger.begin(
@@ -78,7 +78,7 @@ class Checkpointing:
         Raises:
             UserError: it cannot be saved now.
         """
-        await self._executor.aside(self._check_running, generation)
+        await self._executor.aside(self._check_running, generation, False)
 
         def begin() -> None:
             self._ledger.begin(generation.job_id, "", stop=True, requeue=True, uid=None)
@@ -86,8 +86,8 @@ class Checkpointing:
         await self._executor.write(begin)
         self._changes.notify(generation.job_id)
 
-    def _check_running(self, generation: Generation) -> None:
-        """UserError unless the batch script of a job runs."""
+    def _check_running(self, generation: Generation, requeue: bool) -> None:
+        """UserError unless the batch script of a job runs, and may run again where that is asked for."""
         what = f"job {generation.job_id} cannot be saved"
         try:
             job = self._slurm.load(generation.job_id)
@@ -99,6 +99,12 @@ class Checkpointing:
             raise UserError(what, "its guests have not booted yet", "try again when it has started")
         if not job.batch_host:
             raise UserError(what, "it has no batch script that another job could continue")
+        if requeue and not self._slurm.may_requeue(generation.job_id):
+            raise UserError(
+                f"job {generation.job_id} may not be put back into the queue",
+                "it was submitted with --no-requeue, or the site does not requeue jobs",
+                "save it with --stop, and continue it with sbatch --vhpc-resume",
+            )
 
     async def _order(self, request: messages.AskOrder) -> messages.OrderAnswer:
         """Take the report of a keeper; the answer comes when there is an order, or after ``wait_s``."""

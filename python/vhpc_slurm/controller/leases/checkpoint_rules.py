@@ -15,10 +15,9 @@ of itself.  So a vhpcd that is started again, or an answer that is lost, changes
 
 from __future__ import annotations
 
-from vhpc_slurm.model import CheckpointState, KeeperState, OrderKind
+from vhpc_slurm.model import UNFINISHED, CheckpointState, KeeperState, OrderKind
 from vhpc_slurm.record import Record
 
-ACTIVE = (CheckpointState.HOLDING, CheckpointState.SAVING)
 COMPLETED = (CheckpointState.VALID, CheckpointState.REMOVED)
 HOLDS = (KeeperState.HELD, KeeperState.SAVED)
 """Reports of a keeper whose guests are stopped."""
@@ -53,7 +52,7 @@ def react(
         missing: how many other nodes have not reported what completes this state: HELD, or SAVED.
         line: the reason of FAILED.
     """
-    if state not in ACTIVE or (said is known and said is not KeeperState.FAILED):
+    if state not in UNFINISHED or (said is known and said is not KeeperState.FAILED):
         return NOTHING
     if said is KeeperState.FAILED:
         error = line or "it gives no reason"
@@ -87,5 +86,5 @@ def order(
     if said in HOLDS:
         if state is CheckpointState.SAVING and said is KeeperState.HELD:
             return OrderKind.SAVE
-        return OrderKind.WAIT if state in ACTIVE else OrderKind.CONTINUE
+        return OrderKind.WAIT if state in UNFINISHED else OrderKind.CONTINUE
     return OrderKind.HOLD if state is CheckpointState.HOLDING else OrderKind.WAIT

@@ -14,9 +14,11 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.controller.leases import checkpoint_rules, rules, savable, timed
-from vhpc_slurm.controller.leases.checkpoint_rules import ACTIVE, COMPLETED, HOLDS
+from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED, HOLDS
+from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
+    UNFINISHED,
     CheckpointState,
     Generation,
     KeeperOrder,
@@ -31,7 +33,6 @@ from vhpc_slurm.model import (
 from vhpc_slurm.record import Record
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
     from vhpc_slurm.controller.store.port import LeaseStore
 
 log = logging.getLogger("vhpcd")
@@ -115,7 +116,7 @@ class CheckpointLedger:
         lease = self.owned(job_id, uid)
         self.expire()
         last = self._store.checkpoints.of(lease.generation)
-        if last is not None and last.state in ACTIVE:
+        if last is not None and last.state in UNFINISHED:
             if (last.stop, last.requeue) == (stop, requeue) and name in ("", last.name):
                 return last  # the client repeats a request whose answer it has not got
             raise UserError(
@@ -172,7 +173,7 @@ class CheckpointLedger:
 
     def _in_use(self, one: StoredCheckpoint) -> str:
         """Why the files of a checkpoint are needed; empty if they are not."""
-        if one.state in ACTIVE:
+        if one.state in UNFINISHED:
             return f"job {one.job_id} is being saved"
         if one.state is CheckpointState.VALID and one.stop and self._runs(one.generation):
             return f"job {one.job_id} is being ended"
@@ -198,7 +199,7 @@ class CheckpointLedger:
             raise FabricError(f"lease {generation} has no part on node {node[:80]}")
         expired = generation.job_id in self.expire()
         one = self._store.checkpoints.of(generation)
-        if one is None or one.state not in ACTIVE:
+        if one is None or one.state not in UNFINISHED:
             return Asked(changed=expired)
         self._heard[one.serial, node] = self._steady()
         about = report if report is not None and report.serial == one.serial else None
@@ -326,7 +327,9 @@ class CheckpointLedger:
             if lease.state is not LeaseState.READY or not timed.asked(lease):
                 continue
             newest = store.of(lease.generation)
-            if newest is not None and (newest.state in ACTIVE or (newest.stop and newest.state in COMPLETED)):
+            if newest is not None and (
+                newest.state in UNFINISHED or (newest.stop and newest.state in COMPLETED)
+            ):
                 continue
             valid = store.valid(lease.generation.job_id)
             found.append((lease, store.saved(valid[0].serial) if valid else ()))

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from checkpoint_rig import nodes
-from checkpoint_vhpcd import Vhpcd, opening, run
+from checkpoint_vhpcd import ALICE, Vhpcd, opening, run
 from controller_lab import request
 
 from vhpc_slurm.config.checkpoint import Checkpoint
+from vhpc_slurm.controller.api import checkpoint_messages as messages
+from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import (
     CheckpointState,
 )
@@ -54,6 +56,20 @@ def test_a_job_that_may_not_be_requeued_is_cancelled(tmp_path: Any) -> None:
         await asyncio.sleep(0.1)
         assert (vhpcd.ctld.requeued, vhpcd.ctld.cancelled) == ([], [7])
         assert vhpcd.store.checkpoints.valid(7)[0].serial == serial
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_may_not_run_again_is_refused(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        vhpcd.ctld.may = False
+        answer = await vhpcd.ask(messages.SaveJob(job_id=7, requeue=True), ALICE)
+        assert isinstance(answer, wire.Failure)
+        assert "job 7 may not be put back into the queue" in answer.what
+        assert vhpcd.store.checkpoints.of(generation) is None
+        answer = await vhpcd.ask(messages.SaveJob(job_id=7, stop=True), ALICE)
+        assert isinstance(answer, messages.CheckpointAnswer)
 
     run(tmp_path, test)
 

@@ -14,10 +14,10 @@ from store_backends import ME
 
 from pace import examples
 from vhpc_slurm.config.database import Database
-from vhpc_slurm.controller.leases.checkpoint_rules import ACTIVE, HOLDS, NOTHING, order, react
+from vhpc_slurm.controller.leases.checkpoint_rules import HOLDS, NOTHING, order, react
 from vhpc_slurm.controller.store.mariastore import MariaStore
 from vhpc_slurm.controller.store.port import LeaseStore
-from vhpc_slurm.model import CheckpointState, KeeperState, OrderKind
+from vhpc_slurm.model import UNFINISHED, CheckpointState, KeeperState, OrderKind
 
 REPORTS = (None, *KeeperState)
 S, K = CheckpointState, KeeperState
@@ -58,7 +58,7 @@ def test_only_these_reports_bring_a_checkpoint_further() -> None:
 
 
 def test_a_repeated_report_changes_nothing_all_others_fail_it() -> None:
-    for state, known, said in product(ACTIVE, (None, K.HELD, K.SAVED), REPORTS):
+    for state, known, said in product(UNFINISHED, (None, K.HELD, K.SAVED), REPORTS):
         found = react(state, known, said, 1, "why")
         if not found.store and said is not known:
             assert found.state is S.FAILED, (state, known, said)
@@ -77,7 +77,7 @@ def test_guests_continue_only_when_their_checkpoint_is_decided() -> None:
         kind = order(state, said, stop=stop, over=over)
         if kind is OrderKind.CONTINUE:
             assert said in HOLDS
-            assert state not in ACTIVE
+            assert state not in UNFINISHED
             assert not over
             assert state is S.FAILED or state is None or not stop
         if kind is OrderKind.END:
