@@ -219,6 +219,60 @@ static bool parse_words(const struct vhpc_option *option, const char *text,
     return true;
 }
 
+/* N[m] or Nh of length bytes -> minutes; 0: another text, or too many. */
+static uint64_t read_interval(const struct vhpc_option *option, const char *text, size_t length)
+{
+    uint64_t number;
+    uint64_t unit = 1;
+
+    if (length > 0 && (text[length - 1] == 'm' || text[length - 1] == 'h'))
+        unit = text[--length] == 'h' ? 60 : 1;
+    if (!vhpc_text_number(text, length, option->most / unit, &number))
+        return 0;
+    return number * unit;
+}
+
+/* Words, and every:N at most once; minutes get N. */
+static bool parse_moments(const struct vhpc_option *option, const char *text,
+                          char value[VHPC_VALUE_SIZE], const char **why)
+{
+    static const char every[] = "every:";
+    char words[VHPC_VALUE_SIZE] = "";
+    uint64_t minutes = 0;
+    size_t used = 0, count = 0;
+
+    if (strlen(text) >= sizeof words)
+        return false;
+    for (const char *item = text;; item++) {
+        size_t length = strcspn(item, ",");
+
+        if (strncmp(item, every, strlen(every)) == 0) {
+            if (minutes != 0)
+                return false;
+            minutes = read_interval(option, item + strlen(every), length - strlen(every));
+            if (minutes == 0)
+                return false;
+        } else {
+            used += (size_t)snprintf(words + used, sizeof words - used, "%s%.*s",
+                                     count++ == 0 ? "" : ",", (int)length, item);
+        }
+        item += length;
+        if (*item == '\0')
+            break;
+    }
+    value[0] = '\0';
+    if (count > 0 && !parse_words(option, words, value, why))
+        return false;
+    if (minutes == 0)
+        return true;
+    if (strcmp(value, "none") == 0)
+        return false;
+    used = strlen(value);
+    snprintf(value + used, VHPC_VALUE_SIZE - used, "%s%s%" PRIu64 "m", used == 0 ? "" : ",", every,
+             minutes);
+    return true;
+}
+
 /* Any plain text may name a file; shells are not involved. */
 static bool parse_file(const struct vhpc_option *option, const char *text,
                        char value[VHPC_VALUE_SIZE], const char **why)

@@ -284,6 +284,34 @@ def test_a_job_longer_than_its_time_limit_ends_by_itself(lab: Lab) -> None:
     settled(lab)
 
 
+@pytest.mark.promise("checkpoint.every")
+@pytest.mark.slow
+def test_a_job_that_is_saved_at_intervals_continues_from_there(lab: Lab) -> None:
+    turns = 400
+    script = COUNT.replace(str(TURNS), str(turns))
+    job = lab.submit(script, "-n1", "-w", "n1", "--open-mode=append", "--vhpc-checkpoint=every:1m")
+    counts(lab, job)
+    until(lambda: saved(lab, job), f"a checkpoint of job {job.id}", 240)
+    counts(lab, job, len(numbers(said(lab, job))) + 10)
+    lab.run("ctl", "scontrol", "requeue", str(job.id))  # as Slurm does when a node fails
+    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+    first = numbers(job.output())
+    sooner(lab, job)
+    assert job.wait(timeout=500) == "FAILED"
+    assert job.accounted() == ["FAILED", "7:0"]
+    again = numbers(job.output())[len(first) :]
+    assert first == list(range(1, len(first) + 1))
+    assert again == list(range(again[0], turns + 1)), job.output()
+    assert 5 < again[0] <= len(first)
+    settled(lab)
+
+
+def saved(lab: Lab, job: Job) -> bool:
+    """Whether the job has a valid checkpoint."""
+    done = lab.run("login", "vhpc", "checkpoint", "ls", "--job", str(job.id), "--json", user=job.user)
+    return any(row["state"] == "valid" for row in json.loads(done.out)["checkpoints"])
+
+
 @pytest.mark.promise("checkpoint.preempt")
 @pytest.mark.slow
 @pytest.mark.timeout(3000)

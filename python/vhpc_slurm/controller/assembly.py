@@ -95,7 +95,7 @@ def assemble(
     changes = Changes()
     starting = Starting(leases, executor, scheduler, watch, config, locate, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
-    timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.requeue)
+    timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
         requests=Requests(

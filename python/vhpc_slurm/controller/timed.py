@@ -31,10 +31,13 @@ class TimedCheckpoints:
         slurm: Slurm,
         leases: LeaseLayer,
         executor: LeaseExecutor,
-        begin: Callable[[Generation], Awaitable[None]],
+        begin: Callable[[Generation, bool], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``begin`` saves a job and puts it back into the queue; UserError if that is not possible now."""
+        """``begin`` saves a job, and puts it back into the queue if its second argument is true.
+
+        It raises UserError if that is not possible now.
+        """
         self._config = config
         self._slurm = slurm
         self._ledger = leases.checkpoints
@@ -53,18 +56,19 @@ class TimedCheckpoints:
         if not found:
             return
         running = {job.job_id: job for job in await self._executor.aside(self._slurm.running)}
-        for lease, last in found:
+        for one in found:
+            lease = one.lease
             job = running.get(lease.generation.job_id)
             if job is None or job.restarts != lease.generation.restart:
                 continue
-            lead_s = timed.lead_s(self._config, lease, last, self._interval_s)
-            if why := timed.due(lease, job, lead_s, self._clock()):
+            lead_s = timed.lead_s(self._config, lease, one.last, self._interval_s)
+            if why := timed.due(lease, job, lead_s, one.saved, self._clock()):
                 await self._save(lease, why)
 
     async def _save(self, lease: Lease, why: str) -> None:
         job_id = lease.generation.job_id
         try:
-            await self._begin(lease.generation)
+            await self._begin(lease.generation, why != timed.EVERY)
         except UserError as err:
             log.info("job %d is not saved now (%s): %s", job_id, why, err.line())
         else:

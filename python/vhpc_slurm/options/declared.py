@@ -13,6 +13,7 @@ from vhpc_slurm.options.grammars import (
     Disk,
     File,
     Image,
+    Moments,
     Mounts,
     OwnImage,
     Size,
@@ -25,6 +26,8 @@ from vhpc_slurm.options.option import Limit, Option
 MAX_GUESTS_PER_NODE = 64
 MAX_VFS = 256
 """Virtual functions on a node: what GUIDs distinguish on a rail."""
+MAX_INTERVAL_MIN = 10080
+"""Between two checkpoints: a week."""
 MAX_TIMEOUT_S = 3600
 """Also the limit of guests.boot_timeout_s."""
 MIN_DISK_MIB = 64
@@ -336,16 +339,18 @@ SAVE = Option(
 
 CHECKPOINT = Option(
     "checkpoint",
-    Words(("limit", "preempt"), (), "limit,preempt"),
+    Moments(("limit", "preempt"), MAX_INTERVAL_MIN),
     "none|LIST",
-    usage="when the job is saved and put back into the queue by itself",
+    usage="when the job is saved by itself, and continued",
     detail=(
         "none (the default), or a list of words with commas between them. limit: before its time limit ends "
         "the job, its guests are saved and the job is put back into the queue; its next run continues the "
         "batch script after the instruction at which it was saved, and so on until the script has ended. "
         "preempt: the same when a job of higher priority preempts this one, if the partition's GraceTime is "
-        "long enough. A job whose steps do not end in time is not saved, and Slurm ends it as without the "
-        "option. Submit such jobs with --open-mode=append. For sbatch only; not with --vhpc-batch=host."
+        "long enough. every:N: the job is saved every N minutes (30m) or hours (2h) and continues; if Slurm "
+        "requeues it, for example after the failure of a node, its next run continues from there. A job "
+        "whose steps do not end in time is not saved, and Slurm ends it as without the option. Submit such "
+        "jobs with --open-mode=append. For sbatch only; not with --vhpc-batch=host."
     ),
     fields=("checkpoint",),
     reported=True,

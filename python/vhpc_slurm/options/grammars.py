@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from vhpc_slurm.options.mountpoint import MOUNTS_MAX, mount_point_refusal, mounts_refusal
 
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
+EVERY = "every:"
+_MINUTES = {"m": 1, "h": 60}
 _VARIABLE = re.compile(
     r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)(=|\Z)|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*(=|\Z)", re.ASCII
 )
@@ -158,6 +160,36 @@ class Words(Grammar):
             for words in combinations(self.words, count + 1):
                 if not any(rule.refuses(words) for rule in self.refused):
                     yield ",".join(words)
+
+
+class Moments(Words):
+    """A list of words, of which one may be an interval: every:N in minutes, or with the suffix h in hours."""
+
+    def __init__(self, words: tuple[str, ...], most: int) -> None:
+        """``most`` is the longest interval in minutes."""
+        super().__init__(words, (), "")
+        self.least, self.most = 1, most
+        listed = ", ".join(f"'{word}'" for word in words)
+        self.expected = (
+            f"'none' or a list of {listed} and 'every:N' is expected, N from 1 to {most} minutes (30m) or "
+            f"in hours (2h), such as '{words[0]},every:30m'"
+        )
+
+    def parse(self, text: str) -> str:
+        """The canonical list, with the interval in minutes at its end."""
+        items = text.split(",")
+        every = [item.removeprefix(EVERY) for item in items if item.startswith(EVERY)]
+        words = [item for item in items if not item.startswith(EVERY)]
+        known = super().parse(",".join(words)) if words else ""
+        if not every:
+            return known
+        unit = every[0][-1:]
+        minutes = _number(every[0][:-1] if unit in _MINUTES else every[0])
+        if minutes is not None:
+            minutes *= _MINUTES.get(unit, 1)
+        if len(every) > 1 or known == "none" or minutes is None or not self.least <= minutes <= self.most:
+            raise ValueRefusedError(self.expected)
+        return ",".join([known, f"{EVERY}{minutes}m"] if known else [f"{EVERY}{minutes}m"])
 
 
 class File(Grammar):

@@ -21,6 +21,7 @@ from vhpc_slurm.fabric.numbers import MAX_VFS as GUIDS_OF_A_RAIL
 from vhpc_slurm.model import WITHOUT_OPTIONS, ImageRef
 from vhpc_slurm.options import (
     BY_FIELD,
+    CHECKPOINT,
     DISK,
     ENV,
     IMAGE,
@@ -95,6 +96,7 @@ PIECES = (
     *("0", "1", "9", "63", "64", "65", "256", "257", "3600", "3601", "16777216", "16777217", "16384G", "17T"),
     *("K", "M", "g", "T", "-", "+", " ", ".", ",", ":", "/", "..", "a", "local", "/etc", "/var/tmp"),
     *("/a:/b", ":ro", "A=", "b=1", "USER"),
+    *("every:", "every:30m", "every:2h", "m", "h"),
     *("none", "host", "guest", "\n", "ä", "\u2028", "\x7f", "\x85", "٣"),
     *(word for option in OPTIONS for word in getattr(option.grammar, "words", ())),
 )
@@ -180,6 +182,22 @@ def test_variables_of_the_environment_are_the_same(plugin: Plugin) -> None:
     assert said[: len(good)] == good
     assert all(one.startswith(REFUSED) for one in said[len(good) :])
     assert [text for text in (*good, *bad) if read(ENV, text) is not None] == good
+
+
+def test_moments_of_checkpoints_are_the_same(plugin: Plugin) -> None:
+    good = {
+        "none": "none",
+        "preempt,limit": "limit,preempt",
+        "every:90": "every:90m",
+        "every:2h,limit": "limit,every:120m",
+        "every:168h": "every:10080m",
+    }
+    bad = ["", "limit,", ",every:5m", "none,every:5m", "every:5m,every:6m", "every:0m", "every:m", "every:"]
+    bad += ["every:10081", "every:169h", "every:5M", "every:-5m", "limit,limit,every:5m", "every:" + "9" * 30]
+    assert plugin(CHECKPOINT, *good) == list(good.values())
+    assert [read(CHECKPOINT, text) for text in good] == [{"checkpoint": value} for value in good.values()]
+    assert all(line.startswith(REFUSED) for line in plugin(CHECKPOINT, *bad))
+    assert [read(CHECKPOINT, text) for text in bad] == [None] * len(bad)
 
 
 def test_image_names_are_the_same(plugin: Plugin) -> None:

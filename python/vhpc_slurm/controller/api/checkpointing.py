@@ -72,8 +72,8 @@ class Checkpointing:
         self._changes.notify(job_id)
         return messages.CheckpointAnswer(checkpoint=found)
 
-    async def requeue(self, generation: Generation) -> None:
-        """Save a job and put it back into the queue, without a request of its user.
+    async def save(self, generation: Generation, requeue: bool) -> None:
+        """Save a job without a request of its user, and put it back into the queue if that is wanted.
 
         Raises:
             UserError: it cannot be saved now.
@@ -81,7 +81,7 @@ class Checkpointing:
         await self._executor.aside(self._check_running, generation, False)
 
         def begin() -> None:
-            self._ledger.begin(generation.job_id, "", stop=True, requeue=True, uid=None)
+            self._ledger.begin(generation.job_id, "", stop=requeue, requeue=requeue, uid=None)
 
         await self._executor.write(begin)
         self._changes.notify(generation.job_id)

@@ -60,6 +60,20 @@ class Asked(Record, frozen=True):
     ends: StoredCheckpoint | None = None
 
 
+class Timed(Record, frozen=True):
+    """A job with --vhpc-checkpoint.
+
+    Attributes:
+        lease: of its run.
+        last: what its nodes have written for its last checkpoint.
+        saved: when the last checkpoint of this run began; None: there is none.
+    """
+
+    lease: Lease
+    last: tuple[SavedNode, ...]
+    saved: float | None
+
+
 class CheckpointLedger:
     """Makes checkpoints; for the database thread only."""
 
@@ -315,11 +329,8 @@ class CheckpointLedger:
         with self._store.transaction():
             self._store.checkpoints.prune(self._clock() - FORGET_S)
 
-    def timed(self) -> tuple[tuple[Lease, tuple[SavedNode, ...]], ...]:
-        """Running jobs with --vhpc-checkpoint, and the parts of each job's last checkpoint.
-
-        Those that are being saved already are not among them.
-        """
+    def timed(self) -> tuple[Timed, ...]:
+        """Running jobs with --vhpc-checkpoint; those that are being saved already are not among them."""
         store = self._store.checkpoints
         found = []
         for record in self._store.live():
@@ -332,7 +343,8 @@ class CheckpointLedger:
             ):
                 continue
             valid = store.valid(lease.generation.job_id)
-            found.append((lease, store.saved(valid[0].serial) if valid else ()))
+            last = store.saved(valid[0].serial) if valid else ()
+            found.append(Timed(lease, last, None if newest is None else newest.created))
         return tuple(found)
 
     def to_end(self) -> tuple[StoredCheckpoint, ...]:

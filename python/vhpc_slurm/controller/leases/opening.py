@@ -133,10 +133,15 @@ class LeaseOpening:
     def own(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError | None:
         """The checkpoint with which an earlier run of the job has ended, or why this run cannot continue it.
 
-        None if no earlier run ended so, or if its checkpoint was removed.
+        With every:N it is the last one of an earlier run. None if there is none, or if it was removed.
         """
+        any_one = timed.interval_s(request) is not None
         for one in self._store.checkpoints.valid(request.job_id):
-            if one.requeue and one.generation.restart < request.restart and one.uid == request.uid:
+            if (
+                (one.requeue or any_one)
+                and one.generation.restart < request.restart
+                and one.uid == request.uid
+            ):
                 line = resuming.other_shape(allocation, one)
                 return UserError(line) if line else one
         return None

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import re
+
 from vhpc_slurm.config import Config
-from vhpc_slurm.model import Lease, SavedNode
+from vhpc_slurm.model import JobRequest, Lease, SavedNode
 from vhpc_slurm.slurm.port import RunningJob
 
-LIMIT, PREEMPT = "limit", "preempt"
+LIMIT, PREEMPT, EVERY = "limit", "preempt", "every"
+_INTERVAL = re.compile(r"every:(\d+)m\Z", re.ASCII)
 SPARE_S = 5.0
 """For requests and answers between vhpcd and the keepers."""
 SLOWER = 2.0
@@ -35,8 +38,14 @@ def lead_s(config: Config, lease: Lease, last: tuple[SavedNode, ...], interval_s
     return config.checkpoint.hold_timeout_s + write_s + interval_s + SPARE_S
 
 
-def due(lease: Lease, job: RunningJob, lead_s: float, now: float) -> str:
-    """Return why a job must be saved now: limit or preempt; empty if it must not.
+def interval_s(request: JobRequest) -> float | None:
+    """The interval of a job's checkpoints; None without one."""
+    found = _INTERVAL.search(request.checkpoint or "")
+    return None if found is None else 60.0 * int(found[1])
+
+
+def due(lease: Lease, job: RunningJob, lead_s: float, saved: float | None, now: float) -> str:
+    """Return why a job must be saved now: limit, preempt or every; empty if it must not.
 
     A run that is shorter than twice the lead still has half of its time for the job's work.
 
@@ -44,6 +53,7 @@ def due(lease: Lease, job: RunningJob, lead_s: float, now: float) -> str:
         lease: of the job.
         job: the same job in Slurm.
         lead_s: how long before its end it must be saved.
+        saved: when the last checkpoint of this run began; None: there is none.
         now: seconds since the epoch.
     """
     words = (lease.request.checkpoint or "").split(",")
@@ -53,4 +63,5 @@ def due(lease: Lease, job: RunningJob, lead_s: float, now: float) -> str:
         lead = min(lead_s, (job.ends - job.started) / 2)
         if now >= job.ends - lead:
             return LIMIT
-    return ""
+    wait_s = interval_s(lease.request)
+    return EVERY if wait_s is not None and now >= (saved or job.started) + wait_s else ""

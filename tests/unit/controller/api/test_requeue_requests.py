@@ -118,6 +118,20 @@ def test_jobs_are_saved_at_their_time(tmp_path: Any) -> None:
     run(tmp_path, test, checkpoint=Checkpoint(folder="/ck"))
 
 
+def test_a_job_that_is_saved_at_intervals_continues(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7, checkpoint="every:5m"))
+        vhpcd.ctld.times = (RunningJob(7, 0, time.time() - 301, None, None),)
+        await vhpcd.parts.timed.run()
+        made = vhpcd.store.checkpoints.of(generation)
+        assert made is not None
+        assert (made.stop, made.requeue) == (False, False)
+        await vhpcd.parts.timed.run()
+        assert vhpcd.store.checkpoints.of(generation) == made
+
+    run(tmp_path, test, checkpoint=Checkpoint(folder="/ck"))
+
+
 def test_slurm_is_not_asked_without_such_jobs(tmp_path: Any) -> None:
     async def test(vhpcd: Vhpcd) -> None:
         await vhpcd.open(request(7))

@@ -15,6 +15,7 @@ from store_backends import ENGINES, open_at, place
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.checkpoint import Checkpoint
+from vhpc_slurm.controller.leases.checkpoints import Timed
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     CheckpointState,
@@ -288,9 +289,10 @@ def test_jobs_that_are_to_be_saved_are_found(site: Site) -> None:
     none = site.open(request(8, checkpoint="none"), nodes())
     assert site.ledger.timed() == ()
     lease = site.open(request(9, checkpoint="limit"), nodes())
-    assert site.ledger.timed() == ((lease, ()),)
+    assert site.ledger.timed() == (Timed(lease, (), None),)
     made = site.save(lease)
-    assert site.ledger.timed() == ((lease, site.store.checkpoints.saved(made.serial)),)
+    written = site.store.checkpoints.saved(made.serial)
+    assert site.ledger.timed() == (Timed(lease, written, made.created),)
     site.ledger.begin(9, "", stop=False, requeue=True, uid=None)
     assert site.ledger.timed() == ()  # it is being saved
     site.now += 1000

@@ -235,6 +235,18 @@ def test_only_an_earlier_run_that_was_requeued_is_continued(site: Site) -> None:
     assert opening.own(request(7, 1), nodes()) is None, "the checkpoint was removed"
 
 
+def test_a_job_that_is_saved_at_intervals_continues_its_last_one(site: Site) -> None:
+    site.config = Config(network=JOB_NETWORK, checkpoint=Checkpoint(folder="/ck"))
+    site.start()
+    lease = site.open(request(7, checkpoint="every:5m"), nodes())
+    site.save(lease)
+    newest = site.save(lease)
+    found = site.layer.opening.own(request(7, 1, checkpoint="every:5m"), nodes())
+    assert not isinstance(found, UserError | None)
+    assert found.serial == newest.serial
+    assert site.layer.opening.own(request(7, 1, checkpoint="limit"), nodes()) is None
+
+
 @pytest.mark.parametrize(
     ("folder", "other", "line"),
     [

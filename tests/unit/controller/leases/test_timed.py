@@ -50,7 +50,22 @@ def test_only_jobs_that_ask_for_it(asked: str | None, wanted: bool) -> None:
 )
 def test_a_job_is_due(asked: str, ends: float | None, preempted: float | None, now: float, why: str) -> None:
     job = RunningJob(7, 0, START, ends, preempted)
-    assert timed.due(lease(asked), job, 100.0, now) == why
+    assert timed.due(lease(asked), job, 100.0, None, now) == why
+
+
+@pytest.mark.parametrize(
+    ("asked", "saved", "now", "why"),
+    [
+        ("every:30m", None, START + 1799, ""),
+        ("every:30m", None, START + 1800, "every"),
+        ("every:30m", START + 1800, START + 3599, ""),
+        ("every:30m", START + 1800, START + 3600, "every"),
+        ("limit,every:30m", None, END - 50, "limit"),
+        ("limit", None, START + 1800, ""),
+    ],
+)
+def test_a_job_is_saved_at_intervals(asked: str, saved: float | None, now: float, why: str) -> None:
+    assert timed.due(lease(asked), RunningJob(7, 0, START, END, None), 100.0, saved, now) == why
 
 
 def test_the_time_for_a_checkpoint() -> None:
