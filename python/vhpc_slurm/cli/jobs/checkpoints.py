@@ -94,10 +94,12 @@ def ls(
     job_id: Annotated[
         int | None, typer.Option("--job", metavar="JOBID", min=1, help="Only those of this job.")
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also removed ones, for a week.")] = False,
     as_json: Json = False,
 ) -> int:
     """List your checkpoints, the newest last; root and SlurmUser see those of all users."""
-    found = leases.client(options.config()).checkpoints(job_id)
+    known = leases.client(options.config()).checkpoints(job_id)
+    found = [one for one in known if everything or one.state is not CheckpointState.REMOVED]
     if as_json:
         output.write_json({"checkpoints": [_json(one) for one in found]})
         return 0

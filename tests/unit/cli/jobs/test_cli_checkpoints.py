@@ -138,7 +138,11 @@ LATER = replace(VALID, serial=7, state=CheckpointState.FAILED, error="n2: no spa
 
 
 def test_a_list_has_notes(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    serve(Vhpcd(known=(OTHER, AGAIN, LATER)))
+    removed = replace(OTHER, name="gone", state=CheckpointState.REMOVED)
+    serve(Vhpcd(known=(removed, OTHER, AGAIN, LATER)))
+    assert main(["checkpoint", "ls", "--all", "--json"]) == 0
+    names = [one["name"] for one in json.loads(capsys.readouterr().out)["checkpoints"]]
+    assert names == ["gone", "b", "1000.2", "1000.2"]
     assert main(["checkpoint", "ls"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == ["NAME", "b", "1000.2", "1000.2"]
