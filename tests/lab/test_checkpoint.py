@@ -340,7 +340,10 @@ def test_a_preempted_job_continues(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("sbatch", "--vhpc-checkpoint=soon", "--wrap=:"), "'none' or a list of 'limit' and 'preempt'"),
+        (
+            ("sbatch", "--vhpc-checkpoint=soon", "--wrap=:"),
+            "'none' or a list of 'limit', 'preempt' and 'every:N' is expected",
+        ),
         (("sbatch", "--vhpc-checkpoint=limit", "--vhpc-batch=host", "--wrap=:"), "remove one of the two"),
         (("srun", "--vhpc-checkpoint=limit", "true"), "it is for sbatch only"),
         (("salloc", "--vhpc-checkpoint=limit", "true"), "it is for sbatch only"),

@@ -110,7 +110,8 @@ def test_audits_of_special_files_leak_no_descriptor(
                 wait_for(fabric.partitions.is_file, "not put back")
         finally:
             fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
-        assert descriptors(vhpcd) <= before + 2
+        # a connection that ends counts for a moment; a leak stays
+        wait_for(lambda: descriptors(vhpcd) <= before + 2, "more descriptors than before")
 
 
 # --- tables behind OpenSM's back ---------------------------------------------------------------------
