@@ -151,6 +151,11 @@ def vlab_status() -> dict[str, Any]:
     return status
 
 
+def publish(image: str) -> None:
+    """Build an image that the lab does not always have, and publish it."""
+    subprocess.run([ROOT / "scripts/publish-image", image], check=True, timeout=3600)
+
+
 def without_retries(text: str) -> str:
     """Output of srun without what it prints on a busy machine, and of MPI where guests are emulated."""
     return re.sub(

@@ -168,9 +168,18 @@ def settled(lab: Lab, timeout: float = 120) -> None:
 
 
 def ask_again(lab: Lab, job: Job) -> None:
-    """Have a requeued job start now and not after Slurm's pause, unless the pause is over."""
+    """Have a requeued job start soon and not after Slurm's pause, unless the pause is over."""
     until(lambda: requeued(job), f"the requeue of job {job.id}", 180)
-    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+    start_soon(lab, job.id)
+
+
+def start_soon(lab: Lab, job: int | str) -> None:
+    """Have a pending job start in three seconds; one that runs already is left alone.
+
+    Not now: in the second in which a node has revoked the credential of a job's last run it takes that of
+    the next one for it, and the job fails (slurmd: "Job credential revoked").
+    """
+    lab.run("ctl", "scontrol", "update", f"JobId={job}", "StartTime=now+3", check=False)
 
 
 def requeued(job: Job) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 from cluster import IMAGE, Lab
-from injection import settled, until
+from injection import settled, start_soon, until
 
 pytestmark = pytest.mark.lab
 
@@ -186,7 +186,7 @@ def test_a_prolog_without_vhpcd_requeues_only_its_element(lab: Lab) -> None:
     assert own.job_id == array.id
     assert (sibling.state, sibling.restarts) == ("RUNNING", 0)
     array.state(1, "PENDING")
-    lab.run("ctl", "scontrol", "update", f"JobId={array.id}_1", "StartTime=now")
+    start_soon(lab, f"{array.id}_1")
     array.runs(1)
     array.end()
     settled(lab)  # with no node drained
@@ -238,7 +238,7 @@ def test_a_het_component_without_vhpcd_requeues_the_whole_job(lab: Lab) -> None:
         het = Whole(lab, script)
         until(lambda: {part.restarts for part in het.parts().values()} == {1}, "both to be requeued", 240)
     het.state(0, "PENDING")
-    lab.run("ctl", "scontrol", "update", f"JobId={het.id}", "StartTime=now")
+    start_soon(lab, het.id)
     until(
         lambda: "up" in lab.run("login", "cat", f"/home/alice/slurm-{het.id}_0.out", check=False).out,
         f"job {het.id} to run",

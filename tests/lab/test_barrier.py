@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from cluster import NODES, ROOT, Job, Lab
+from cluster import NODES, Job, Lab, publish
 from injection import (
     ask_again,
     in_boot,
@@ -213,7 +212,7 @@ def test_vhpcd_may_restart_while_a_job_is_at_the_barrier(lab: Lab) -> None:
 
 @pytest.fixture(scope="module")
 def ssh_image() -> str:
-    subprocess.run([ROOT / "scripts/publish-image", SSH_IMAGE], check=True, timeout=3600)
+    publish(SSH_IMAGE)
     return SSH_IMAGE
 
 

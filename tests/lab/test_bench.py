@@ -11,7 +11,7 @@ from typing import Any
 
 import hpc_codes
 import pytest
-from cluster import EXEC, IMAGE, ROOT, Done, Lab
+from cluster import EXEC, IMAGE, Done, Lab, publish
 
 pytestmark = pytest.mark.lab
 
@@ -108,7 +108,7 @@ def test_control_c_cancels_the_running_job(lab: Lab) -> None:
 @pytest.mark.timeout(2400)
 def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:
     """The nodes of the lab have no MPI: the report shows it, and the guests' outputs are complete."""
-    subprocess.run([ROOT / "scripts/publish-image", "debian-hpc"], check=True, timeout=3600)
+    publish("debian-hpc")
     words = ("--ntasks-per-node=1", "--rounds=1", "--time=30", "--keep", "--json")
     done = _bench(lab, "job", *words, *SMALL, timeout=2000)
     found = json.loads(done.out)
@@ -137,7 +137,7 @@ def test_all_tests_of_a_job_run_in_guests(lab: Lab) -> None:
 @pytest.mark.timeout(2400)
 def test_all_tests_of_a_job_are_compared(lab: Lab) -> None:
     """The nodes use the programs of the image, unpacked in a shared folder."""
-    subprocess.run([ROOT / "scripts/publish-image", "debian-hpc"], check=True, timeout=3600)
+    publish("debian-hpc")
     hpc_codes.unpack("debian-hpc")
     try:
         words = ("--ntasks-per-node=1", "--rounds=1", "--time=30", "--json")

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import IMAGE, Job, Lab
-from injection import ours, said, settled, until
+from cluster import IMAGE, Job, Lab, publish
+from injection import ours, runs, said, settled, start_soon, until
 
 pytestmark = pytest.mark.lab
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "/home/checkpoints"
 TURNS = 40
 # Writes each number to its output and to a file that it keeps open, and the time at the end.
@@ -159,7 +156,7 @@ def test_a_job_continues_after_its_checkpoint(lab: Lab) -> None:
 @pytest.mark.slow
 def test_connections_between_guests_survive(lab: Lab) -> None:
     image = "debian-hpc"  # has ssh: a job with a running step is not saved
-    subprocess.run([ROOT / "scripts/publish-image", image], check=True, timeout=3600)
+    publish(image)
     turns = 80
     # a busy machine emulates an sshd that says nothing for longer than ssh between guests waits
     script = (
@@ -208,9 +205,9 @@ def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
 @pytest.mark.promise("checkpoint.requeue", "checkpoint.drain")
 def test_jobs_of_a_drained_node_continue_elsewhere(lab: Lab) -> None:
     job = lab.submit(COUNT, "-n1", "-w", "n1", "--open-mode=append")
-    once = lab.submit("sleep 600", "-n1", "-w", "n1", "--no-requeue")
+    once = lab.submit("echo up; sleep 600", "-n1", "-w", "n1", "--no-requeue")
     counts(lab, job)
-    once.wait("RUNNING")
+    runs(lab, once)
     done = lab.run("ctl", "vhpc", "node", "drain", "n1", "--json", check=False, timeout=300)
     try:
         assert done.code == 1, done
@@ -219,9 +216,10 @@ def test_jobs_of_a_drained_node_continue_elsewhere(lab: Lab) -> None:
         assert (stays["job"], stays["checkpoint"]) == (once.id, None)
         assert "may not be put back into the queue" in stays["error"]
         assert once.show()["JobState"] == "RUNNING"
+        assert job.id < once.id  # the order of the list
         until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
         lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "ReqNodeList=n2")
-        sooner(lab, job)
+        start_soon(lab, job.id)
         assert job.wait(timeout=300) == "FAILED"
         assert numbers(job.output()) == list(range(1, TURNS + 1)), job.output()
         assert numbers(lab.read("alice", f"{job.id}.log")) == list(range(1, TURNS + 1))
@@ -239,20 +237,12 @@ def test_a_requeued_job_continues_in_its_own_output(lab: Lab) -> None:
     counts(lab, job)
     checkpoint(lab, str(job.id), "--requeue")
     until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
-    sooner(lab, job)
+    start_soon(lab, job.id)
     assert job.wait(timeout=300) == "FAILED"
     assert numbers(job.output()) == list(range(1, TURNS + 1)), job.output()
     assert numbers(lab.read("alice", f"{job.id}.log")) == list(range(1, TURNS + 1))
     assert job.accounted() == ["FAILED", "7:0"]
     settled(lab)
-
-
-def sooner(lab: Lab, job: Job) -> None:
-    """Slurm waits two minutes before a job runs again; not this one.
-
-    Not in the same second: a node then takes the credential of the new run for that of the old one.
-    """
-    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now+3", check=False)
 
 
 def ran_again(job: Job, restart: int) -> bool:
@@ -277,7 +267,7 @@ def test_a_job_longer_than_its_time_limit_ends_by_itself(lab: Lab) -> None:
         until(partial(ran_again, job, restart), f"run {restart} of job {job.id}", 400)
         if ended(job):
             break
-        sooner(lab, job)
+        start_soon(lab, job.id)
     assert job.accounted() == ["FAILED", "7:0"], job.output()
     assert numbers(job.output()) == list(range(1, turns + 1)), job.output()
     assert int(job.show()["Restarts"]) >= 1
@@ -296,7 +286,7 @@ def test_a_job_that_is_saved_at_intervals_continues_from_there(lab: Lab) -> None
     lab.run("ctl", "scontrol", "requeue", str(job.id))  # as Slurm does when a node fails
     until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
     first = numbers(job.output())
-    sooner(lab, job)
+    start_soon(lab, job.id)
     assert job.wait(timeout=500) == "FAILED"
     assert job.accounted() == ["FAILED", "7:0"]
     again = numbers(job.output())[len(first) :]
@@ -329,7 +319,7 @@ def test_a_preempted_job_continues(lab: Lab) -> None:
         lab.run("ctl", *grace, "GraceTime=0")
     until(lambda: low.show()["Restarts"] == "1", f"job {low.id} to be in the queue again", 120)
     assert len(numbers(low.output())) < turns
-    sooner(lab, low)
+    start_soon(lab, low.id)
     assert low.wait(timeout=400) == "FAILED"
     assert numbers(low.output()) == list(range(1, turns + 1)), low.output()
     assert low.accounted() == ["FAILED", "7:0"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import IMAGE, Job, Lab
 from host_clock import HostClock, host_clock
-from injection import WAITING, configured, let_go, runs, said, settled, until
+from injection import WAITING, configured, let_go, runs, said, settled, start_soon, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -82,7 +82,7 @@ def test_a_clock_that_is_set_by_an_hour_delays_starts_only(lab: Lab, clock: Host
     by_slurm = clock.host == "ctl" and step_s > 0 and goes_on.show()["JobState"] != "RUNNING"
     if by_slurm:
         until(lambda: not lab.leaks(), "the end of the first run", 300)
-        lab.run("ctl", "scontrol", "update", f"JobId={goes_on.id}", "StartTime=now", check=False)
+        start_soon(lab, goes_on.id)
     let_go(lab, goes_on)
     assert goes_on.wait(timeout=400) == "COMPLETED", goes_on.told()
     assert said(lab, goes_on).endswith("done\n")

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
-from cluster import ROOT, Job, Lab
+from cluster import Job, Lab, publish
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,7 +41,7 @@ sbatch --parsable --vhpc-image=oci-archive:$HOME/made.tar -w n1 -o made.out --wr
 @pytest.fixture(scope="module")
 def image() -> str:
     """An image with podman."""
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     return IMAGE
 
 

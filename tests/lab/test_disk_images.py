@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Lab
+from cluster import Lab, publish
 
 from pace import limit
 
@@ -37,7 +37,7 @@ def shared(lab: Lab) -> Path:
 @pytest.fixture(scope="module")
 def system(lab: Lab, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The files of a Debian with systemd, and its kernel as `vmlinuz`."""
-    subprocess.run([ROOT / "scripts/publish-image", BASE], check=True, timeout=3600)
+    publish(BASE)
     catalog, top = shared / "vhpc/catalog", tmp_path_factory.mktemp("system")
     digest = (catalog / f"names/{BASE}/latest").read_text().strip().removeprefix("sha256:")
     manifest = json.loads((catalog / f"manifests/sha256/{digest}.json").read_text())

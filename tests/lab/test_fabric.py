@@ -16,7 +16,7 @@ import pytest
 from cluster import NODES, VLAB, Job, Lab, vlab_status
 from fabric_tables import ADAPTERS, FULL, LIMITED, NOBODY, by_node, holding, keys_of, tables
 from hca_ports import hca_tree, played
-from injection import WAITING, let_go, one_line, requeued, runs, said, until
+from injection import WAITING, let_go, one_line, requeued, runs, said, start_soon, until
 from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
@@ -37,11 +37,6 @@ def admin_comment(lab: Lab, job: Job) -> str:
     shown = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
     found = re.search(r"^ *AdminComment=(.*?)\s*$", shown, re.M)
     return found[1] if found else ""
-
-
-def start_now(lab: Lab, job: Job) -> None:
-    """Slurm lets a requeued job wait two minutes."""
-    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now")
 
 
 def nobody_has_a_key(lab: Lab) -> None:
@@ -109,7 +104,7 @@ def test_a_job_whose_key_cannot_be_applied_is_requeued(lab: Lab) -> None:
 @pytest.mark.slow
 def test_a_job_whose_key_could_not_be_applied_runs_when_it_can(lab: Lab) -> None:
     job = cannot_be_applied(lab)
-    start_now(lab, job)
+    start_soon(lab, job.id)
     assert job.wait() == "COMPLETED"
     assert said(lab, job) == "up\n"
     nobody_has_a_key(lab)
@@ -144,7 +139,7 @@ def test_a_job_starts_though_vhpcd_is_killed_meanwhile(lab: Lab) -> None:
     lab.service("ctl", "start", "vhpcd")
     until(lambda: job.show()["JobState"] != "CONFIGURING", "PrologSlurmctld to end", 60)
     if job.show()["JobState"] == "PENDING":
-        start_now(lab, job)
+        start_soon(lab, job.id)
     assert job.wait() == "COMPLETED"
     assert said(lab, job) == "up\n"
     nobody_has_a_key(lab)
@@ -238,7 +233,7 @@ def test_guests_with_a_key_end_when_nothing_closes_the_fabric(lab: Lab) -> None:
             assert admin_comment(lab, late).startswith("vhpc: the fabric does not keep jobs apart: port 0x")
             assert plain.show()["JobState"] == "RUNNING"
         until(lambda: isolation(lab) == [], "the fabric to be closed again", 60)
-        start_now(lab, late)
+        start_soon(lab, late.id)
         assert late.wait() == "COMPLETED"
         assert said(lab, late) == "up\n"
         let_go(lab, plain)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 
 import hpc_codes
 import pytest
-from cluster import ROOT, Job, Lab, without_retries
+from cluster import Job, Lab, publish, without_retries
 from hpc_codes import NATIVE
 from mpi_program import RING, ring_lines
 
@@ -49,7 +48,7 @@ def _run(lab: Lab, script: str, *options: str) -> dict[str, Counter[str]]:
 @pytest.fixture(scope="module")
 def outputs(lab: Lab) -> Iterator[list[dict[str, Counter[str]]]]:
     """With guests, in which the program is compiled, and then without."""
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     hpc_codes.unpack(IMAGE)
     yield [_run(lab, BUILD + STEPS + OTHER, *GUEST), _run(lab, NATIVE + STEPS)]
     hpc_codes.remove()

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 
 import hpc_codes
 import pytest
-from cluster import ROOT, Job, Lab
+from cluster import Job, Lab, publish
 from hpc_codes import NATIVE, PLACE, RANKS, WAYS
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -27,7 +26,7 @@ TABLE = re.compile(r"^ +Step +Temp .*\n(?: +\d+ .*\n)+", re.M)
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs(lab: Lab) -> Iterator[None]:
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     hpc_codes.prepare(IMAGE)
     yield
     hpc_codes.remove()

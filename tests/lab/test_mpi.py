@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from cluster import ROOT, Job, Lab, without_retries
+from cluster import Job, Lab, publish, without_retries
 from injection import kill_qemu, ours, said, settled, silent_nodes_are_down, unplugged, until
 from mpi_program import RING, ring_lines
 
@@ -25,7 +24,7 @@ KINDS = [("pmi2", "mpich"), ("pmix", "openmpi")]
 @pytest.fixture(scope="module")
 def programs(lab: Lab) -> Iterator[None]:
     """``~/ring.mpich`` and ``~/ring.openmpi``, compiled in a guest."""
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     build = "".join(f"mpicc.{name} -O1 -o ~/ring.{name} ~/ring.c\n" for _, name in KINDS)
     job = lab.finish(f"cat > ~/ring.c <<'END'\n{RING}\nEND\n{build}", "-N1", "-n2", "--mem=900", image=IMAGE)
     assert job.accounted() == ["COMPLETED", "0:0"], job.output()

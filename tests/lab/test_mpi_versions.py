@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 
 import pytest
-from cluster import ROOT, Lab, without_retries
+from cluster import Lab, publish, without_retries
 from injection import ours
 from mpi_program import RING, ring_lines
 
@@ -28,7 +27,7 @@ WAYS = {
 @pytest.fixture(scope="module")
 def _programs(lab: Lab) -> None:
     """``~/ring.mpich`` and ``~/ring.openmpi``, compiled in a guest."""
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     build = "".join(f"mpicc.{name} -O1 -o ~/ring.{name} ~/ring.c\n" for name in ("mpich", "openmpi"))
     job = lab.finish(f"cat > ~/ring.c <<'END'\n{RING}\nEND\n{build}", "-N1", "-n2", "--mem=900", image=IMAGE)
     assert job.accounted() == ["COMPLETED", "0:0"], job.output()

@@ -8,12 +8,11 @@ verbs; root of the guest creates it, and everything else runs with the user's ri
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from cluster import ROOT, Lab, without_retries
+from cluster import Lab, publish, without_retries
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.results, pytest.mark.timeout(2400)]
@@ -70,7 +69,7 @@ def _script() -> str:
 @pytest.fixture(scope="module")
 def said(lab: Lab) -> Iterator[dict[str, list[str]]]:
     """The lines of each section."""
-    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    publish(IMAGE)
     folder = "rdma-test"
     job = lab.submit(
         f"mkdir -p {folder} && cd {folder} || exit\n{{\n{_script()}\n}} 2>&1", *OPTIONS, image=IMAGE

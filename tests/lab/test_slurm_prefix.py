@@ -123,13 +123,8 @@ def test_prolog_requeues_its_job_with_slurm_in_opt(lab: Lab) -> None:
         assert "DRAIN" not in lab.node_state(NODE)[0]
     finally:
         lab.service("ctl", "start", "vhpcd")
-
-    def over() -> bool:
-        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
-        return job.show()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-
-    until(over, f"job {job.id} to end", 300)
-    assert job.show()["JobState"] == "COMPLETED"
+    ask_again(lab, job)
+    assert job.wait(timeout=300) == "COMPLETED"
     assert job.output() == f"{NODE}\n"
     settled(lab)
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
-from cluster import ROOT, Job, Lab
+from cluster import Job, Lab, publish
 from injection import let_go, runs, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3900)]
@@ -45,7 +44,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.fixture(scope="module")
 def job(lab: Lab) -> Iterator[Job]:
     """A job of two nodes whose image has sshd; alice has no keys yet."""
-    subprocess.run([ROOT / "scripts/publish-image", SSH_IMAGE], check=True, timeout=3600)
+    publish(SSH_IMAGE)
     lab.run("login", "rm", "-rf", "/home/alice/.config/vhpc", "/home/alice/.ssh", user="alice")
     it = lab.submit(WAIT, "-N2", "--mem=768", image=SSH_IMAGE)
     runs(lab, it)

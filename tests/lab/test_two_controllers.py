@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, VLAB, Done, Job, Lab, vlab_status
-from injection import until
+from injection import start_soon, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.two_controllers]
 
@@ -326,7 +326,7 @@ def test_the_database_is_away_for_a_minute(lab: Pair) -> None:
     late, times = measured(lab, began)
     for job in (runs, early, late):
         end(lab, job)
-    lab.run("ctl", "scontrol", "update", f"JobId={early.id}", "StartTime=now", check=False)
+    start_soon(lab, early.id)
     for job in (runs, ends, early, late):
         assert job.wait(timeout=400) == "COMPLETED", job.told()
         assert job.output().endswith("whole\n"), job.told()
@@ -390,7 +390,7 @@ def test_the_disk_of_the_database_is_full(lab: Pair) -> None:
     end(lab, runs)
     for job in (runs, ends, *later):
         if job.show()["JobState"] == "PENDING":  # do not wait for Slurm's pause
-            lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+            start_soon(lab, job.id)
         assert job.wait(timeout=600) == "COMPLETED", job.told()
     assert [(job.output(), job.show()["Restarts"]) for job in (runs, ends)] == [("whole\n", "0")] * 2
     lab.quiet(300)

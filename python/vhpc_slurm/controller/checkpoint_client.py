@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.exchange import Exchange
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import Checkpoint, Generation, KeeperOrder, KeeperReport
+from vhpc_slurm.model import UNFINISHED, Checkpoint, Generation, KeeperOrder, KeeperReport
 from vhpc_slurm.options import CHECKPOINT_NAME, RESUME
+
+POLL_S = 0.5
+"""How often vhpcd is asked about a checkpoint that is being made."""
 
 
 class CheckpointCalls(Exchange):
@@ -89,3 +93,21 @@ class CheckpointCalls(Exchange):
             UserError: it is in use, or another user's.
         """
         self._ask(messages.RemoveCheckpoint(serial=serial), wire.Done)
+
+
+def completed(
+    client: CheckpointCalls, made: Checkpoint, told: Callable[[Checkpoint], None] | None = None
+) -> Checkpoint:
+    """Wait for a checkpoint that has begun; returns it when it is valid or has failed.
+
+    Args:
+        client: whose `save` has returned it.
+        made: the checkpoint.
+        told: is called with each state of it.
+    """
+    while made.state in UNFINISHED:
+        if told is not None:
+            told(made)
+        time.sleep(POLL_S)
+        made = client.checkpoint(made.serial)
+    return made

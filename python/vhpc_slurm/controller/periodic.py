@@ -12,6 +12,7 @@ from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.leases import reconcile
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.passes import guarded
 from vhpc_slurm.controller.sync.audit import FabricAudit
 from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
@@ -91,25 +92,14 @@ class Reconciler:
     async def run_for_ever(self) -> None:
         """A pass at each interval; never returns."""
         while True:
-            try:
+            with guarded("not reconciled"):
                 await self.run()
-            except VhpcError as err:
-                log.warning("not reconciled: %s", err.line())
-            except Exception:
-                log.exception("not reconciled")
-            await self._tend_checkpoints()
+            with guarded("checkpoints are looked at later"):
+                if self._checkpoints is not None:
+                    await self._checkpoints()
             if self._settings.metrics:
                 await self._count_drained()
             await asyncio.sleep(self._settings.reconcile_interval_s)
-
-    async def _tend_checkpoints(self) -> None:
-        try:
-            if self._checkpoints is not None:
-                await self._checkpoints()
-        except VhpcError as err:
-            log.warning("checkpoints are looked at later: %s", err.line())
-        except Exception:
-            log.exception("checkpoints are looked at later")
 
     async def _count_drained(self) -> None:
         try:

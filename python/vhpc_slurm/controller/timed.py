@@ -12,14 +12,12 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import timed
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
-from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.controller.passes import guarded
+from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Generation, Lease
 from vhpc_slurm.slurm.port import Slurm
 
 log = logging.getLogger("vhpcd")
-
-INTERVAL_S = 10.0
-"""How often Slurm is asked while there are such jobs, unless vhpcd asks for all jobs more often."""
 
 
 class TimedCheckpoints:
@@ -44,7 +42,6 @@ class TimedCheckpoints:
         self._executor = executor
         self._begin = begin
         self._clock = clock
-        self._interval_s = min(INTERVAL_S, config.controller.reconcile_interval_s)
 
     async def run(self) -> None:
         """One pass.
@@ -61,7 +58,7 @@ class TimedCheckpoints:
             job = running.get(lease.generation.job_id)
             if job is None or job.restarts != lease.generation.restart:
                 continue
-            lead_s = timed.lead_s(self._config, lease, one.last, self._interval_s)
+            lead_s = timed.lead_s(self._config, lease, one.last)
             if why := timed.due(lease, job, lead_s, one.saved, self._clock()):
                 await self._save(lease, why)
 
@@ -77,10 +74,6 @@ class TimedCheckpoints:
     async def run_for_ever(self) -> None:
         """A pass at each interval; never returns."""
         while True:
-            try:
+            with guarded("jobs with --vhpc-checkpoint are looked at later"):
                 await self.run()
-            except VhpcError as err:
-                log.warning("jobs with --vhpc-checkpoint are looked at later: %s", err.line())
-            except Exception:
-                log.exception("jobs with --vhpc-checkpoint are looked at later")
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(timed.look_s(self._config))

@@ -194,7 +194,7 @@ class Campaign:
                 if "held" in seen.reason.lower():
                     self._help("release", str(seen.job), note=f"{key[0]}: {seen.reason}")
                 elif seen.reason == "BeginTime":
-                    self._help("update", f"JobId={seen.job}", "StartTime=now", note=key[0])
+                    self._help("update", f"JobId={seen.job}", "StartTime=now+3", note=key[0])
 
     def _help(self, *words: str, note: str) -> None:
         done = self.lab.run("ctl", "scontrol", *words, check=False)

@@ -33,6 +33,7 @@ LAYERS = {
         {"metrics"},
         {"assembly", "tenure"},
         {"periodic", "timed", "client"},
+        {"passes"},
         {"checkpoint_client"},
         {"exchange"},
         {"asking", "epochs"},

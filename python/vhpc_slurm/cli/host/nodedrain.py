@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,15 @@ from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.verbs import Group, Verb
+from vhpc_slurm.controller import checkpoint_client
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import UNFINISHED, Checkpoint, CheckpointState, LeaseState
+from vhpc_slurm.model import Checkpoint, CheckpointState, LeaseState
 from vhpc_slurm.slurm import commands
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.client import ControllerClient
 
 SLURM_TIMEOUT_S = 15.0
-POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,15 @@ def _status(done: list[Saved]) -> int:
 
 def _save_all(client: ControllerClient, node: str) -> list[Saved]:
     """Save all jobs with guests on a node at the same time."""
-    jobs = [
-        Saved(record.lease.generation.job_id, record.lease.request.user)
-        for record in client.leases(live=True, timelines=False)
-        if record.lease.state is LeaseState.READY and node in record.lease.allocation.node_names
-    ]
+    leases = (record.lease for record in client.leases(live=True, timelines=False))
+    jobs = sorted(
+        (
+            Saved(lease.generation.job_id, lease.request.user)
+            for lease in leases
+            if lease.state in (LeaseState.RESERVED, LeaseState.READY) and node in lease.allocation.node_names
+        ),
+        key=lambda saved: saved.job,
+    )
     begun: dict[int, Checkpoint | UserError] = {}
     for one in jobs:
         try:
@@ -96,15 +99,7 @@ def _save_all(client: ControllerClient, node: str) -> list[Saved]:
             done.append(replace(one, error=made.line()))
             continue
         progress(f"job {one.job} is being saved (job {number} of {len(jobs)})")
-        made = _completed(client, made)
+        made = checkpoint_client.completed(client, made)
         valid = made.state is CheckpointState.VALID
         done.append(replace(one, checkpoint=made.name) if valid else replace(one, error=made.error))
     return done
-
-
-def _completed(client: ControllerClient, made: Checkpoint) -> Checkpoint:
-    """The checkpoint when it is valid or has failed."""
-    while made.state in UNFINISHED:
-        time.sleep(POLL_S)
-        made = client.checkpoint(made.serial)
-    return made

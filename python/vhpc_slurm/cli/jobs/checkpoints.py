@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,13 +12,13 @@ from vhpc_slurm.cli.jobs import reportrows
 from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.verbs import Group, Verb
+from vhpc_slurm.controller import checkpoint_client
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import UNFINISHED, CheckpointState
+from vhpc_slurm.model import CheckpointState
 
 if TYPE_CHECKING:
     from vhpc_slurm.model import Checkpoint
 
-POLL_S = 0.5
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of one of your checkpoints.", show_default=False)
 ]
@@ -70,14 +69,16 @@ def save(
             "--stop and --requeue cannot be given together", "--stop ends the job, --requeue starts it again"
         )
     client = leases.client(options.config())
-    found = client.save(job_id, name, stop=stop, requeue=requeue)
     said = ""
-    while found.state in UNFINISHED:
-        if (line := _doing(found)) != said:
+
+    def doing(made: Checkpoint) -> None:
+        nonlocal said
+        if (line := _doing(made)) != said:
             progress(line)
             said = line
-        time.sleep(POLL_S)
-        found = client.checkpoint(found.serial)
+
+    begun = client.save(job_id, name, stop=stop, requeue=requeue)
+    found = checkpoint_client.completed(client, begun, doing)
     if found.state is not CheckpointState.VALID:
         raise UserError(
             f"job {job_id} was not saved", found.error, "" if _gone(found) else "the job continues"

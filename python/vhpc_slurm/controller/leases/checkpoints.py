@@ -107,6 +107,8 @@ class CheckpointLedger:
             UserError: there is none of this user, or it cannot be saved.
         """
         record = self._store.newest(job_id)
+        if record is not None and record.lease.state is LeaseState.RESERVED:
+            raise UserError(f"the guests of job {job_id} do not boot yet", "", "try again when they run")
         if record is None or record.lease.state is not LeaseState.READY:
             raise UserError(f"job {job_id} does not run in guests", "", "see: vhpc ps")
         lease = record.lease

@@ -11,6 +11,8 @@ from vhpc_slurm.slurm.port import RunningJob
 
 LIMIT, PREEMPT, EVERY = "limit", "preempt", "every"
 _INTERVAL = re.compile(r"every:(\d+)m\Z", re.ASCII)
+INTERVAL_S = 10.0
+"""How often Slurm is asked while there are such jobs, unless vhpcd asks for all jobs more often."""
 SPARE_S = 5.0
 """For requests and answers between vhpcd and the keepers."""
 SLOWER = 2.0
@@ -22,20 +24,29 @@ def asked(lease: Lease) -> bool:
     return lease.request.checkpoint not in (None, "none")
 
 
-def lead_s(config: Config, lease: Lease, last: tuple[SavedNode, ...], interval_s: float) -> float:
+def look_s(config: Config) -> float:
+    """How often vhpcd looks whether jobs must be saved."""
+    return min(INTERVAL_S, config.controller.reconcile_interval_s)
+
+
+def overhead_s(config: Config) -> float:
+    """How long a checkpoint takes, from its moment until it is written, without the writing."""
+    return config.checkpoint.hold_timeout_s + look_s(config) + SPARE_S
+
+
+def lead_s(config: Config, lease: Lease, last: tuple[SavedNode, ...]) -> float:
     """How many seconds before its end a job must be saved.
 
     Args:
         config: has the time that guests may take to stop, and the rate of the storage.
         lease: of the job.
         last: what its nodes have written for its last checkpoint; empty if there is none.
-        interval_s: how often vhpcd looks.
     """
     if last:
         write_s = SLOWER * max(node.seconds for node in last)
     else:
         write_s = max(part.memory_mib for part in lease.allocation.nodes) / config.checkpoint.write_mib_s
-    return config.checkpoint.hold_timeout_s + write_s + interval_s + SPARE_S
+    return overhead_s(config) + write_s
 
 
 def interval_s(request: JobRequest) -> float | None:

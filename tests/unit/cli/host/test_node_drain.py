@@ -15,6 +15,7 @@ from vhpc_slurm.cli import context, leases, options
 from vhpc_slurm.cli.host import nodedrain
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller import checkpoint_client
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import (
     Checkpoint,
@@ -43,7 +44,13 @@ class Vhpcd:
     def leases(self, *, live: bool, timelines: bool) -> list[LeaseRecord]:
         assert (live, timelines) == (True, False)
         ending = lease(6, "n1", state=LeaseState.ENDING)
-        return [ending, lease(7, "n1", "n2"), lease(8, "n1"), lease(9, "n1"), lease(10, "n2")]
+        return [
+            lease(10, "n2"),
+            lease(9, "n1", state=LeaseState.RESERVED),
+            lease(7, "n1", "n2"),
+            lease(8, "n1"),
+            ending,
+        ]
 
     def save(self, job_id: int, *, requeue: bool) -> Checkpoint:
         assert requeue
@@ -77,7 +84,7 @@ def drained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(options, "config", Config)
     monkeypatch.setattr(context, "is_root", lambda: True)
     monkeypatch.setattr(nodedrain, "commands", lambda *_: port)
-    monkeypatch.setattr(nodedrain, "POLL_S", 0.0)
+    monkeypatch.setattr(checkpoint_client, "POLL_S", 0.0)
     monkeypatch.setattr(leases, "client", lambda _: Vhpcd())
     return found
 

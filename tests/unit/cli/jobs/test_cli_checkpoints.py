@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from vhpc_slurm.cli import leases, options
-from vhpc_slurm.cli.jobs import checkpoints
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller import checkpoint_client
 from vhpc_slurm.model import Checkpoint, CheckpointState, Generation, SavedGuest, SavedNode, Seal
 
 MIB = 1 << 20
@@ -70,7 +70,7 @@ Serve = Callable[[Vhpcd], Vhpcd]
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """A function that lets the commands ask this vhpcd."""
     monkeypatch.setattr(options, "config", Config)
-    monkeypatch.setattr(checkpoints, "POLL_S", 0.0)
+    monkeypatch.setattr(checkpoint_client, "POLL_S", 0.0)
 
     def ask(vhpcd: Vhpcd) -> Vhpcd:
         monkeypatch.setattr(leases, "client", lambda _: vhpcd)

@@ -24,6 +24,7 @@ from vhpc_slurm.model import (
     KeeperReport,
     KeeperState,
     Lease,
+    LeaseState,
     NetworkIdentity,
     OrderKind,
     SavedNode,
@@ -229,6 +230,15 @@ def test_a_request_that_is_repeated_begins_no_other(site: Site, job: Lease) -> N
     for name, stop in (("b", False), ("a", True)):
         with pytest.raises(UserError, match="is being saved already: its checkpoint a is holding"):
             site.ledger.begin(7, name, stop=stop, uid=2001)
+
+
+def test_a_job_without_its_keys_is_not_saved_yet(site: Site, job: Lease) -> None:
+    record = site.store.newest(7)
+    assert record is not None
+    with site.store.transaction():
+        site.store.put(replace(record, lease=replace(job, state=LeaseState.RESERVED)))
+    with pytest.raises(UserError, match="the guests of job 7 do not boot yet"):
+        site.ledger.begin(7, "a", stop=False, uid=2001)
 
 
 def test_only_the_owner_and_root_save_a_job(site: Site, job: Lease) -> None:

@@ -70,7 +70,7 @@ def test_a_job_is_saved_at_intervals(asked: str, saved: float | None, now: float
 
 def test_the_time_for_a_checkpoint() -> None:
     config = Config(checkpoint=Checkpoint(hold_timeout_s=40, write_mib_s=200))
-    first = timed.lead_s(config, lease("limit"), (), interval_s=10.0)
+    first = timed.lead_s(config, lease("limit"), ())
     assert first == pytest.approx(40 + 6000 / 200 + 10 + timed.SPARE_S)
-    later = timed.lead_s(config, lease("limit"), (saved("n1", 0), saved("n2", 1)), interval_s=10.0)
+    later = timed.lead_s(config, lease("limit"), (saved("n1", 0), saved("n2", 1)))
     assert later == pytest.approx(40 + timed.SLOWER * 1.5 + 10 + timed.SPARE_S)

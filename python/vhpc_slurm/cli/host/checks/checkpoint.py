@@ -10,13 +10,11 @@ from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.leases import timed
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.checkpoint import folder
 from vhpc_slurm.slurm.port import NodeResources, SlurmPartition
 from vhpc_slurm.slurm.settings import SlurmSettings
-
-ANSWERS_S = 15
-"""For the interval at which vhpcd looks, and for requests."""
 
 
 def check(
@@ -53,7 +51,7 @@ def check(
 
 def least_grace_s(config: Config) -> int:
     """The shortest GraceTime in which a job with little memory is saved."""
-    return config.checkpoint.hold_timeout_s + ANSWERS_S
+    return math.ceil(timed.overhead_s(config))
 
 
 def on_node(config: Config, own: NodeResources) -> Iterator[CheckResult]:
