@@ -137,8 +137,8 @@ class Job:
             time.sleep(0.3)
 
     def output(self, name: str = "slurm-{id}.out") -> str:
-        """A file of the user's home, as text."""
-        return self.lab.read(self.user, name.format(id=self.id))
+        """A file of the user's home, as text, without what srun prints on a busy machine."""
+        return without_retries(self.lab.read(self.user, name.format(id=self.id)))
 
 
 def vlab_status() -> dict[str, Any]:

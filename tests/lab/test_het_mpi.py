@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import hpc_codes
 import pytest
-from cluster import Job, Lab, publish, without_retries
+from cluster import Job, Lab, publish
 from hpc_codes import NATIVE
 from mpi_program import RING, ring_lines
 
@@ -41,7 +41,7 @@ def _run(lab: Lab, script: str, *options: str) -> dict[str, Counter[str]]:
     done = lab.run("login", "sbatch", "--parsable", *words, user="alice", stdin=text)
     job = Job(lab, int(done.out), "alice")
     job.leave_queue(1500)
-    parts = re.split(r"^== (\S+)\n", without_retries(job.output()), flags=re.M)
+    parts = re.split(r"^== (\S+)\n", job.output(), flags=re.M)
     return {name: Counter(text.splitlines()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 

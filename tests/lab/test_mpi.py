@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from cluster import Job, Lab, publish, without_retries
+from cluster import Job, Lab, publish
 from injection import kill_qemu, ours, said, settled, silent_nodes_are_down, unplugged, until
 from mpi_program import RING, ring_lines
 
@@ -39,12 +39,12 @@ def _run(lab: Lab, script: str, *options: str) -> Job:
 
 
 def _lines(job: Job) -> Counter[str]:
-    return Counter(without_retries(job.output()).splitlines())
+    return Counter(job.output().splitlines())
 
 
 def _sections(job: Job) -> list[str]:
     """The text after each ``== NAME`` at the begin of a line; a backtrace has such marks elsewhere."""
-    return re.split(r"^== ", without_retries(job.output()), flags=re.M)[1:]
+    return re.split(r"^== ", job.output(), flags=re.M)[1:]
 
 
 @pytest.mark.promise("mpi.ranks")
@@ -242,7 +242,7 @@ def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, command: str) -> 
     program = f"~/ring.{command.partition('.')[2]}"
     run = f"timeout --foreground 120 {command} -n 4 {program}"
     job = _run(lab, f"{run}; echo exit $?; ({run} 2>&1; echo exit $?) | cat", *PAIR)
-    found = without_retries(job.output()).splitlines()
+    found = job.output().splitlines()
     line = found[0]
     assert "starts an MPI program in several guests" in line
     assert line.endswith("have no network between them: submit the job with --vhpc-network=job")

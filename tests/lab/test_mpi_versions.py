@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from cluster import Lab, publish, without_retries
+from cluster import Lab, publish
 from injection import ours
 from mpi_program import RING, ring_lines
 
@@ -42,7 +42,7 @@ def test_ranks_of_two_nodes_find_each_other(lab: Lab, way: str) -> None:
     script = f"{{\n{YIELD}\n{run}; echo exit $?\n}} 2>&1"
     job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", "--vhpc-network=job", image=IMAGE)
     job.wait(timeout=600)
-    found = Counter(without_retries(job.output()).splitlines())
+    found = Counter(job.output().splitlines())
     results = ring_lines("n1", "n1", "n2", "n2")
     assert (found if ends else found & results) == results + Counter(["exit 0"] if ends else [])
 
@@ -55,7 +55,7 @@ def test_mpirun_without_a_network_ends_with_one_line(lab: Lab, mpi: str) -> None
     script = f"{{\ntimeout --foreground 240 mpirun.{mpi} -n 4 ~/ring.{mpi}; echo exit $?\n}} 2>&1"
     job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", image=IMAGE)
     job.wait(timeout=600)
-    line, *rest = without_retries(job.output()).splitlines()
+    line, *rest = job.output().splitlines()
     assert line.startswith(f"vhpc: mpirun.{mpi} starts an MPI program in several guests")
     assert line.endswith("have no network between them: submit the job with --vhpc-network=job")
     assert rest == ["exit 126"]
@@ -67,7 +67,7 @@ def test_a_spawn_by_pmix_ends_with_one_line(lab: Lab) -> None:
     script = f"{{\n{YIELD}\ntimeout 240 srun --mpi=pmix -n4 ~/ring.openmpi spawn; echo exit $?\n}} 2>&1"
     job = lab.submit(script, "-N2", "--ntasks-per-node=2", "--mem=900", "--vhpc-network=job", image=IMAGE)
     job.wait(timeout=600)
-    text = without_retries(job.output())
+    text = job.output()
     end = re.search(r"^exit (\d+)$", text, re.M)
     assert end is not None, text
     assert int(end[1]) not in (0, 124), text  # 124: timeout has ended it

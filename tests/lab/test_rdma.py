@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from cluster import Lab, publish, without_retries
+from cluster import Lab, publish
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.results, pytest.mark.timeout(2400)]
@@ -75,7 +75,7 @@ def said(lab: Lab) -> Iterator[dict[str, list[str]]]:
         f"mkdir -p {folder} && cd {folder} || exit\n{{\n{_script()}\n}} 2>&1", *OPTIONS, image=IMAGE
     )
     job.wait(timeout=2000)
-    parts = re.split(r"^== ", without_retries(job.output()), flags=re.M)[1:]
+    parts = re.split(r"^== ", job.output(), flags=re.M)[1:]
     yield {lines[0]: lines[1:] for lines in (part.splitlines() for part in parts)}
     lab.run("login", "rm", "-rf", folder, user="alice")
 

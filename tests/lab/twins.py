@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import IMAGE, Job, Lab, without_retries
+from cluster import IMAGE, Job, Lab
 
 from pace import limit
 
@@ -65,7 +65,7 @@ class Twins:
 
 def plain(job: Job, name: str) -> str:
     """A file of a job with what differs by nature made alike."""
-    text = without_retries(job.output(name))
+    text = job.output(name)
     text = re.sub(r" AT \d{4}-\S+ ", " AT TIME ", text).replace(f"-{job.id}-", "-ID-")
     # what slurmstepd says begins with its name before Slurm 25.11, and with the time since
     text = re.sub(
