@@ -14,6 +14,7 @@
 #include "chan.h"
 #include "gpus.h"
 #include "hello.h"
+#include "mark.h"
 #include "pmiwatch.h"
 #include "task.h"
 #include "usage.h"
@@ -36,6 +37,8 @@ struct session_pmi {
 enum hold_phase {
     HOLD_NONE,
     HOLD_WAITING,  /* for what is in the way */
+    HOLD_PREPARED, /* nothing begins; programs run */
+    HOLD_STEPS,    /* until the steps have ended on the host */
     HOLD_FREEZING, /* until all processes are stopped */
     HOLD_DRAINING, /* until the host has written the output */
     HOLD_HELD,
@@ -43,6 +46,8 @@ enum hold_phase {
 
 struct hold {
     enum hold_phase phase;
+    uint64_t serial;           /* of the last hold that this guest was prepared for */
+    uint64_t next_serial;      /* of the one that it is being prepared for: it is higher */
     uint32_t session, request; /* that wait for the answer */
     bool left;                 /* their client is gone: a hold that is not complete ends */
     long long until, next;     /* ms: its end, and the next attempt */
@@ -58,6 +63,8 @@ struct session {
     struct message request; /* REQUEST being received */
     struct flow flow;       /* of the command, until the task takes it over */
     struct execspec spec;
+    struct execspec now;   /* EXEC of the client that has taken the program over last, or empty */
+    struct step_mark mark; /* of a task that a checkpoint can detach */
     struct task task;
     bool started;        /* task is in use */
     bool closed;         /* the host has sent CLOSE, or is disconnected */
@@ -96,7 +103,9 @@ struct agent {
     struct hello hello;
     struct session *sessions;
     uint32_t last_session; /* number */
+    uint64_t id;           /* random, not 0 */
     struct hold hold;
+    struct step_tasks tasks;
     struct source signals;
     struct source listener; /* call socket */
     const char *call_socket;
@@ -129,7 +138,7 @@ struct agent {
 /* Whether nothing new may begin: no program, and no command or connection on the host. */
 static inline bool hold_is_quiet(const struct agent *a)
 {
-    return a->hold.phase >= HOLD_FREEZING;
+    return a->hold.phase >= HOLD_PREPARED;
 }
 
 /* host.c */
@@ -150,8 +159,16 @@ struct session *session_add(struct agent *a, uint32_t id);
 int session_exec(struct session *s, const struct frame *f);
 /* Start the program of an EXEC that is complete; 0 or -errno. */
 int session_begin(struct session *s);
-/* attach.c: the session's EXEC takes over a detached program. 0 or -errno. */
+/*
+ * attach.c: the session's EXEC takes over the detached program that it names, or its client gets an
+ * error. 0 or -errno.
+ */
 int session_attach(struct session *s);
+/*
+ * attach.c: before a task with a mark starts. 1: its srun was issued again: the task was taken
+ * over, or had ended, or cannot be taken over, and the host knows; 0: it must start; or -errno.
+ */
+int session_take_task(struct session *s);
 void session_close(struct session *s);
 void sessions_reap(struct agent *a);
 /*
@@ -267,8 +284,6 @@ void callers_close(struct agent *a, const struct session *s);
 void callers_sweep(struct agent *a);
 /* Host calls of the session, including its links. */
 uint32_t calls_alive(const struct session *s);
-/* Name of a command of the guest that runs on the host for any session; false: there is none. */
-bool caller_alive(const struct agent *a, char *name, size_t size);
 
 /* system.c, port.c */
 /* Make "/" writable if the image's init has made it read-only. */

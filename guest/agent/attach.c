@@ -3,13 +3,15 @@
 #include <errno.h>
 #include <string.h>
 
-#include "agent.h"
+#include "again.h"
 #include "resumed.h"
+#include "tlv.h"
 
 static struct session *find_detached(const struct agent *a, const char *step)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next)
-        if (s->task.detached && !s->closed && strcmp(s->spec.step, step) == 0)
+        if (s->task.detached && !s->closed && s->spec.step != NULL &&
+            strcmp(s->spec.step, step) == 0)
             return s;
     return NULL;
 }
@@ -21,22 +23,96 @@ static int refuse(struct session *s, int number, const char *text)
     return error_send(&s->agent->host, s->id, 0, VHPC_ERR_REFUSED, number, text);
 }
 
+static const char other[] = "the program in the guest has another user or other streams";
+
+static bool is_same(const struct session *s, const struct session *there)
+{
+    return there->spec.uid == s->spec.uid &&
+           memcmp(there->spec.fd_dir, s->spec.fd_dir, sizeof s->spec.fd_dir) == 0;
+}
+
+static int take_over(struct session *s, struct session *there)
+{
+    struct agent *a = s->agent;
+    if (!is_same(s, there))
+        return refuse(s, EINVAL, other);
+    int rc = again_renew(there, &s->spec);
+    if (rc < 0)
+        return rc;
+    there->id = s->id;
+    s->id = 0; /* of this session nothing is left */
+    s->closed = true;
+    execspec_free(&there->now);
+    there->now = s->spec;
+    s->spec = (struct execspec){0};
+    if (there->now.step != NULL) { /* a step that is issued again has another number */
+        char *step = there->spec.step;
+        there->spec.step = there->now.step;
+        there->now.step = step;
+    }
+    rc = task_attach(&there->task, there->id, &s->flow);
+    /* During a hold it is only there to be detached again. */
+    there->parked = a->hold.phase >= HOLD_STEPS;
+    there->task.exchange.live = there->task.exchange.live && !there->parked;
+    there->frozen = there->halted = false;
+    (void)session_freeze(there);
+    return rc < 0 ? rc : again_issue_all(a);
+}
+
 int session_attach(struct session *s)
 {
     struct session *there = find_detached(s->agent, s->spec.attach);
     if (there == NULL)
         return refuse(s, ENOENT, "the guest has no program that waits to be attached");
-    if (there->spec.uid != s->spec.uid ||
-        memcmp(there->spec.fd_dir, s->spec.fd_dir, sizeof s->spec.fd_dir) != 0)
-        return refuse(s, EINVAL, "the program in the guest has another user or other streams");
+    if (!is_same(s, there))
+        return refuse(s, EINVAL, other);
     int rc = there->agent->system ? resumed_write(RESUMED_FILE, &there->spec, &s->spec) : 0;
     if (rc < 0)
         return refuse(s, -rc, "couldn't write the job's variables in the guest");
-    there->id = s->id;
-    s->id = 0; /* of this session nothing is left */
-    s->closed = true;
-    rc = task_attach(&there->task, there->id, &s->flow);
-    there->parked = there->frozen = there->halted = false;
-    (void)session_freeze(there);
+    return take_over(s, there);
+}
+
+/* --- tasks of an srun that was issued again ---------------------------------------------- */
+
+static struct session *find_task(const struct session *s)
+{
+    for (struct session *o = s->agent->sessions; o != NULL; o = o->next)
+        if (o != s && o->task.detached && !o->closed && step_mark_same_task(&o->mark, &s->mark))
+            return o;
+    return NULL;
+}
+
+/* A session without a program: it starts and ends, with status 0. */
+static int end_at_once(struct session *s)
+{
+    struct exchange x;
+    struct buf started = {0}, ended = {0};
+    exchange_init(&x, FLOW_EXECUTOR, &s->agent->loop, &s->agent->host, s->id, 0);
+    x.flow = s->flow;
+    int rc = tlv_put_u32(&started, TAG_PID, 1);
+    if (rc == 0 && s->spec.pmi_refusal != NULL)
+        rc = tlv_put_u32(&started, TAG_PMI_REFUSAL, 1);
+    rc = rc < 0 ? rc : exchange_send_tlv(&x, VHPC_STARTED, &started);
+    rc = rc < 0 ? rc : tlv_put_u32(&ended, TAG_EXIT_CODE, 0);
+    rc = rc < 0 ? rc : exchange_send_tlv(&x, VHPC_EXIT, &ended);
+    s->flow = x.flow;
     return rc;
+}
+
+int session_take_task(struct session *s)
+{
+    struct agent *a = s->agent;
+    if (s->mark.guest == 0)
+        return 0;
+    if (!s->mark.take_over)
+        return step_tasks_have(&a->tasks, &s->mark) ? 0 : step_tasks_add(&a->tasks, &s->mark);
+    struct session *there = find_task(s);
+    int rc;
+    if (there != NULL)
+        rc = take_over(s, there);
+    else if (step_tasks_have(&a->tasks, &s->mark))
+        rc = end_at_once(s);
+    else
+        rc = refuse(s, ENOENT, "this task did not run in this guest before the checkpoint");
+    return rc < 0 ? rc : 1;
 }

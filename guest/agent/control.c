@@ -168,6 +168,12 @@ static int parse_network_field(const struct tlv *t, struct request *r)
     }
 }
 
+static int add_variable(struct buf *list, const struct tlv *t)
+{
+    int rc = buf_append(list, t->data, t->len);
+    return rc < 0 ? rc : buf_append(list, "", 1);
+}
+
 static int parse_field(const struct tlv *t, struct request *r)
 {
     switch (t->tag) {
@@ -211,9 +217,7 @@ static int parse_field(const struct tlv *t, struct request *r)
     case TAG_ADDRESS:
         return set_address(&r->fabric, t);
     case TAG_ENV:
-        return buf_append(&r->environment, t->data, t->len) < 0
-                   ? -ENOMEM
-                   : buf_append(&r->environment, "", 1);
+        return add_variable(&r->environment, t);
     case TAG_CWD:
         return tlv_str(t, &r->start_dir);
     case TAG_MOUNT_SOURCE:
@@ -221,7 +225,8 @@ static int parse_field(const struct tlv *t, struct request *r)
     case TAG_WAIT_MS:
         return tlv_u32(t, &r->wait_ms);
     case TAG_TIME_NS:
-        return tlv_u64(t, &r->hold.time_ns);
+    case TAG_HOLD:
+        return tlv_u64(t, t->tag == TAG_HOLD ? &r->hold.serial : &r->hold.time_ns);
     case TAG_TOPOLOGY:
         return tlv_str(t, &r->topology);
     default:
@@ -354,7 +359,9 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         r->ssh.gid = r->who.gid;
         return ssh_apply(a, &r->ssh, text, size);
     default:
-        r->hold = (struct hold_want){r->op, r->id, r->wait_ms, r->hold.time_ns};
+        r->hold.op = r->op;
+        r->hold.request = r->id;
+        r->hold.wait_ms = r->wait_ms;
         return hold_perform(s, &r->hold, text, size, later);
     }
     (void)snprintf(text, size, "the request has no field that this operation needs");

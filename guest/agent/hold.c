@@ -10,10 +10,12 @@
 #include <sys/sysmacros.h>
 #include <time.h>
 
+#include "again.h"
 #include "locks.h"
 #include "mounts.h"
 #include "readtext.h"
 #include "reply.h"
+#include "steps.h"
 
 enum { WAIT_MAX_MS = 600 * 1000, LOCK_PAUSE_MS = 200, SECOND_NS = 1000000000 };
 
@@ -54,7 +56,6 @@ static void name_program(const struct session *s, char *why, size_t size)
 static bool obstacle(const struct agent *a, char *why, size_t size)
 {
     const struct session *batch = NULL;
-    char name[64];
     for (const struct session *s = a->sessions; s != NULL; s = s->next) {
         const char *what = NULL;
         if (s->task.detached || (s->started && s->task.finished && !s->cgroup_made))
@@ -63,7 +64,11 @@ static bool obstacle(const struct agent *a, char *why, size_t size)
             what = "a program is about to start";
         else if (!s->started)
             continue; /* root's control operations */
-        else if (is_batch(s) && batch == NULL) {
+        else if (s->mark.guest != 0) {
+            if (step_obstacle(s, why, size))
+                return true;
+            continue;
+        } else if (is_batch(s) && batch == NULL) {
             batch = s;
             what = batch_obstacle(s);
             if (what == NULL)
@@ -75,10 +80,7 @@ static bool obstacle(const struct agent *a, char *why, size_t size)
             name_program(s, why, size);
         return true;
     }
-    if (!caller_alive(a, name, sizeof name))
-        return false;
-    (void)snprintf(why, size, "the command %s runs", name);
-    return true;
+    return again_obstacle(a, why, size);
 }
 
 /* "1: POSIX  ADVISORY  WRITE 812 00:2d:1234 0 EOF"; those that wait have "->" behind the number. */
@@ -129,14 +131,14 @@ bool hold_finds_lock(const char *locks, const char *mounts, char *text, size_t s
 
 /* --- stop and continue --------------------------------------------------------------------- */
 
-/* Attached programs and those of ssh continue; detached ones wait for their client. */
-static void thaw(struct agent *a)
+/* Attached programs and those of ssh continue; detached ones wait for their client, or not. */
+static void thaw(struct agent *a, bool all)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next) {
-        if (!s->parked || s->task.detached)
+        if (!s->parked || (s->task.detached && !all))
             continue;
         s->parked = false;
-        s->task.exchange.live = s->task.exchange.flow.phase == FLOW_RUNNING;
+        s->task.exchange.live = !s->task.detached && s->task.exchange.flow.phase == FLOW_RUNNING;
         (void)session_freeze(s);
     }
     (void)cgroup_freeze_login(a, false);
@@ -146,7 +148,8 @@ static void thaw(struct agent *a)
 static int freeze(struct agent *a)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next) {
-        if (!is_batch(s) || s->task.detached || s->task.finished)
+        bool ours = s->task.detached ? s->mark.guest != 0 : is_batch(s);
+        if (!ours || s->task.finished || s->closed)
             continue;
         s->parked = true;
         s->task.exchange.live = false; /* what it writes from now on stays in its pipes */
@@ -188,16 +191,21 @@ static struct session *oldest_waiting(const struct agent *a)
     return found;
 }
 
-static void go_on(struct agent *a)
+static int go_on(struct agent *a)
 {
     a->hold.phase = HOLD_NONE;
-    thaw(a);
+    thaw(a, false);
+    for (struct session *s = a->sessions; s != NULL; s = s->next) {
+        s->parked = s->parked || s->task.detached;
+        (void)session_freeze(s);
+    }
     for (struct session *s; (s = oldest_waiting(a)) != NULL;) {
         s->waiting = false;
         int rc = session_begin(s);
         if (rc < 0)
             (void)error_send(&a->host, s->id, 0, VHPC_ERR_INTERNAL, -rc, strerror(-rc));
     }
+    return again_issue_all(a);
 }
 
 /* --- the operation ------------------------------------------------------------------------- */
@@ -207,17 +215,26 @@ static int ask(struct session *s, const struct hold_want *want, char *text, size
 {
     struct agent *a = s->agent;
     struct hold *h = &a->hold;
-    if (h->phase == HOLD_HELD)
+    bool prepare = want->op == VHPC_OP_PREPARE;
+    if (h->phase == HOLD_HELD || (prepare && h->phase == HOLD_PREPARED))
         return 0;
-    if (h->phase != HOLD_NONE) {
-        (void)snprintf(text, size, "another hold request is still waiting");
-        return -EBUSY;
+    if (h->phase != (prepare ? HOLD_NONE : HOLD_PREPARED)) {
+        (void)snprintf(text, size, "%s",
+                       h->phase == HOLD_NONE ? "the guest was not prepared for it"
+                                             : "another hold request is still waiting");
+        return h->phase == HOLD_NONE ? -EINVAL : -EBUSY;
     }
     if (a->cgroup == NULL) {
         (void)snprintf(text, size, "the guest has no cgroup v2");
         return -ENOTSUP;
     }
-    *h = (struct hold){.phase = HOLD_WAITING, .session = s->id, .request = want->request};
+    h->phase = prepare ? HOLD_WAITING : HOLD_STEPS;
+    if (prepare)
+        h->next_serial = want->serial;
+    h->session = s->id;
+    h->request = want->request;
+    h->left = false;
+    h->next = 0;
     h->until = now_ms() + (want->wait_ms < WAIT_MAX_MS ? want->wait_ms : WAIT_MAX_MS);
     *later = true;
     return 0;
@@ -229,7 +246,17 @@ static bool step(struct agent *a, long long now, int *rc)
     struct hold *h = &a->hold;
     switch (h->phase) {
     case HOLD_WAITING:
-        if (now < h->next || obstacle(a, h->why, sizeof h->why))
+        if (obstacle(a, h->why, sizeof h->why))
+            return false;
+        again_doubt(a);
+        if (h->next_serial > h->serial)
+            h->serial = h->next_serial;
+        h->phase = HOLD_PREPARED;
+        return false;
+    case HOLD_STEPS:
+        if (now < h->next || !steps_put_away(a, h->why, sizeof h->why) ||
+            !again_are_suspended(a, NULL, h->why, sizeof h->why) ||
+            obstacle(a, h->why, sizeof h->why))
             return false;
         *rc = freeze(a);
         h->phase = HOLD_FREEZING;
@@ -243,9 +270,9 @@ static bool step(struct agent *a, long long now, int *rc)
         if (a->locks > 0 &&
             hold_finds_lock("/proc/locks", "/proc/self/mountinfo", h->why, sizeof h->why)) {
             /* Most programs hold a lock for a moment only. */
-            h->phase = HOLD_WAITING;
+            h->phase = HOLD_STEPS;
             h->next = now + LOCK_PAUSE_MS;
-            thaw(a);
+            thaw(a, true);
             return false;
         }
         (void)drained(a, true);
@@ -267,30 +294,30 @@ int hold_tick(struct agent *a, long long now, bool *work)
     struct hold *h = &a->hold;
     const struct buf none = {0};
     int rc = 0;
-    if (h->phase == HOLD_NONE || h->phase == HOLD_HELD)
+    if (h->phase == HOLD_HELD)
+        /* A task of another guest's srun may start until that guest is held too. */
+        *work = !steps_put_away(a, h->why, sizeof h->why) || *work;
+    if (h->phase == HOLD_NONE || h->phase == HOLD_PREPARED || h->phase == HOLD_HELD)
         return 0;
-    if (h->left) {
-        go_on(a);
-        return 0;
-    }
+    if (h->left)
+        return go_on(a);
     while (step(a, now, &rc))
         ;
-    if (h->phase == HOLD_HELD)
+    if (h->phase == HOLD_HELD || h->phase == HOLD_PREPARED)
         return reply_send(a, h->session, h->request, 0, "", &none);
     if (rc == 0 && now >= h->until)
         rc = -EBUSY;
     *work = true;
     if (rc == 0)
         return 0;
-    go_on(a);
-    return reply_send(a, h->session, h->request, rc, h->why, &none);
+    int sent = reply_send(a, h->session, h->request, rc, h->why, &none);
+    rc = go_on(a);
+    return sent < 0 ? sent : rc;
 }
 
 static int release(struct agent *a)
 {
-    if (a->hold.phase != HOLD_NONE)
-        go_on(a);
-    return 0;
+    return a->hold.phase != HOLD_NONE ? go_on(a) : 0;
 }
 
 static int resume(struct agent *a, const struct hold_want *want, char *text, size_t size)
@@ -307,14 +334,14 @@ static int resume(struct agent *a, const struct hold_want *want, char *text, siz
         return rc;
     }
     locks_new_host(a);
-    go_on(a);
-    return 0;
+    return go_on(a);
 }
 
 int hold_perform(struct session *s, const struct hold_want *want, char *text, size_t size,
                  bool *later)
 {
     switch (want->op) {
+    case VHPC_OP_PREPARE:
     case VHPC_OP_HOLD:
         return ask(s, want, text, size, later);
     case VHPC_OP_RELEASE:

@@ -2,7 +2,11 @@
 /*
  * The hold of a guest whose state is about to be saved: programs are stopped and all of their
  * output is with the host, so that nothing is lost if the host's end is another one afterwards. The
- * batch script may have been started; all else that depends on a process of the host delays a hold.
+ * batch script may have been started, and steps (steps.h); all else that depends on a process of
+ * the host delays a hold.
+ *
+ * Before a guest is held it is prepared: programs run, and nothing begins that the host takes part
+ * in. When all guests of a job are prepared, they may be held.
  */
 #ifndef VHPC_HOLD_H
 #define VHPC_HOLD_H
@@ -18,11 +22,12 @@ struct hold_want {
     uint32_t op, request;
     uint32_t wait_ms;
     uint64_t time_ns; /* since the epoch */
+    uint64_t serial;  /* of the checkpoint */
 };
 
 /*
- * The operations hold, release and resume. 0 (*later: the reply follows), or -errno with one line
- * in text; -ENOSYS: it is none of them.
+ * The operations prepare, hold, release and resume. 0 (*later: the reply follows), or -errno with
+ * one line in text; -ENOSYS: it is none of them.
  *
  * After a release all programs continue. A resume is for a guest that was restored: the clock is
  * set first. In both cases a batch script whose client is gone stays stopped until it is attached.

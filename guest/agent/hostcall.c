@@ -13,20 +13,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "again.h"
 
 enum { CALLER_OUT_LIMIT = 4 << 20, CALLERS_MAX = 512 };
-
-struct caller {
-    struct caller *next;
-    struct agent *agent;
-    struct chan chan;
-    uint32_t session; /* its number */
-    pid_t pid;        /* peer of the connection */
-    uint32_t call;    /* 0 until its EXEC has begun */
-    struct flow flow;
-    bool said_hello;
-};
 
 static void refuse(struct caller *c, int number, const char *text)
 {
@@ -38,33 +27,15 @@ uint32_t calls_alive(const struct session *s)
 {
     uint32_t count = s->links;
     for (const struct caller *c = s->agent->callers; c != NULL; c = c->next)
-        count += c->session == s->number && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
+        count += c->session == s->number && caller_is_alive(c) ? 1 : 0;
     return count;
-}
-
-bool caller_alive(const struct agent *a, char *name, size_t size)
-{
-    char path[64];
-    const struct caller *c = a->callers;
-    while (c != NULL && (c->call == 0 || flow_over(&c->flow) || c->chan.closed))
-        c = c->next;
-    if (c == NULL)
-        return false;
-    (void)snprintf(path, sizeof path, "/proc/%d/comm", (int)c->pid);
-    FILE *f = fopen(path, "re");
-    if (f == NULL || fgets(name, (int)size, f) == NULL)
-        (void)snprintf(name, size, "?");
-    name[strcspn(name, "\n")] = '\0';
-    if (f != NULL)
-        (void)fclose(f);
-    return true;
 }
 
 /* The client has closed its connection: close its command on the host. */
 static void cancel(struct caller *c)
 {
     const struct session *s = session_numbered(c->agent, c->session);
-    if (s == NULL || c->call == 0 || flow_over(&c->flow) || !c->agent->host_open)
+    if (s == NULL || c->call == 0 || flow_over(&c->flow) || !c->agent->host_open || again_left(c))
         return;
     struct frame f = {.type = VHPC_CLOSE, .session = s->id, .call = c->call};
     (void)flow_check(&c->flow, FLOW_INITIATOR, &f);
@@ -124,6 +95,12 @@ static int on_frame(struct chan *chan, const struct frame *f)
     const struct session *s = session_numbered(c->agent, c->session);
     if (s == NULL)
         return -EPROTO; /* it has ended, and this client is about to be closed */
+    if (f->type == VHPC_EXEC) {
+        int rc = message_add(&c->message, f);
+        return rc == 1 ? again_first(c, s) : rc;
+    }
+    if (again_from_client(c, f) == 0)
+        return 0;
     out.session = s->id;
     out.call = c->call;
     return chan_send(&c->agent->host, &out);
@@ -138,7 +115,9 @@ static void on_close(struct chan *chan, int error)
 static bool may_read(struct chan *chan)
 {
     const struct caller *c = chan->owner;
-    return chan_queued(&c->agent->host) < CHAN_HIGH && !hold_is_quiet(c->agent);
+    bool begins = c->call == 0;
+    return chan_queued(&c->agent->host) < CHAN_HIGH && !(begins && hold_is_quiet(c->agent)) &&
+           c->agent->hold.phase < HOLD_FREEZING;
 }
 
 static short listener_want(struct source *s)
@@ -207,6 +186,9 @@ int caller_frame(struct session *s, const struct frame *f)
         c = c->next;
     if (c == NULL)
         return f->call <= s->last_call ? 0 : chan_broken(&a->host, "an unknown host call");
+    int rc = again_from_host(c, f);
+    if (rc != 1)
+        return rc;
     switch (flow_check(&c->flow, FLOW_EXECUTOR, f)) {
     case FLOW_DROP:
         return 0;
@@ -244,6 +226,7 @@ void callers_sweep(struct agent *a)
         }
         *p = c->next;
         chan_release(&c->chan);
+        message_reset(&c->message);
         free(c);
     }
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/utsname.h>
@@ -322,6 +323,9 @@ int main(int argc, char **argv)
         system_raise_numbers();
     }
     fill_hello(&agent);
+    while (agent.id == 0)
+        if (getrandom(&agent.id, sizeof agent.id, 0) < 0 && errno != EINTR)
+            break; /* then no step can be continued */
     cgroup_init(&agent);
     return run(&agent, host.port, host.fd);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "imageenv.h"
+#include "repeatable.h"
 #include "scriptfile.h"
 #include "shared.h"
 #include "slurm_args.h"
@@ -30,6 +31,7 @@ struct reading {
     bool wraps;           /* --wrap */
     bool is_multi_prog;
     bool is_bcast;
+    struct repeatable repeatable; /* of srun */
 };
 
 static const char local_file[] =
@@ -73,6 +75,8 @@ static void see_option(void *arg, const char *name, const char *value)
     r->wraps = r->wraps || strcmp(name, "wrap") == 0;
     r->is_multi_prog = r->is_multi_prog || strcmp(name, "multi-prog") == 0;
     r->is_bcast = r->is_bcast || strcmp(name, "bcast") == 0;
+    if (is_srun)
+        repeatable_see(&r->repeatable, name, value);
     if (is_one_of(name, lists) || (strcmp(name, "nodelist") == 0 && strchr(value, '/') != NULL)) {
         check_path(r, name, value);
     } else if (strcmp(name, "export-file") == 0) {
@@ -238,6 +242,9 @@ static int describe_srun(int argc, char **argv, struct execspec *spec)
         image_env_free(&image);
     }
     int rc = pass_folder(&r, spec);
+    /* The agent puts a mark there: after a checkpoint it issues this srun again. */
+    if (rc == 0 && operand < argc && repeatable_is(&r.repeatable))
+        rc = execspec_add_env(spec, VHPC_CALL_VARIABLE "=");
     return rc < 0 ? rc : add_all(spec, argv + 1);
 }
 

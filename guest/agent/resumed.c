@@ -46,6 +46,24 @@ int resumed_write(const char *path, const struct execspec *first, const struct e
     return rc;
 }
 
+int resumed_replace(struct execspec *spec, const struct execspec *before,
+                    const struct execspec *now)
+{
+    for (size_t i = 0; i < spec->envc; i++) {
+        const char *had = is_of_job(spec->envp[i]) ? same_name(before, spec->envp[i]) : NULL;
+        const char *new =
+            had != NULL &&strcmp(had, spec->envp[i]) == 0 ? same_name(now, spec->envp[i]) : NULL;
+        char *copy = new != NULL ? strdup(new) : NULL;
+        if (new != NULL && copy == NULL)
+            return -ENOMEM;
+        if (copy == NULL)
+            continue;
+        free(spec->envp[i]);
+        spec->envp[i] = copy;
+    }
+    return 0;
+}
+
 static void replace(const char *old, const char *new)
 {
     for (char **e = environ; e != NULL && *e != NULL; e++) {

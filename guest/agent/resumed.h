@@ -16,6 +16,10 @@
  * and that of the job that continues it; without any, the file is removed. 0 or -errno.
  */
 int resumed_write(const char *path, const struct execspec *first, const struct execspec *now);
+/* Replace variables of Slurm and vhpc that have the value of `before` by those of `now`; 0 or
+ * -ENOMEM. */
+int resumed_replace(struct execspec *spec, const struct execspec *before,
+                    const struct execspec *now);
 /* Replace the values in this process's environment that are still those of the first job. */
 void resumed_apply(const char *path);
 

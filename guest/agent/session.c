@@ -36,14 +36,11 @@ static int refuse(struct session *s, int number, const char *what)
 int session_begin(struct session *s)
 {
     char number[64];
-    int rc = execspec_decode(buf_head(&s->exec.data), s->exec.data.len, &s->spec);
-    message_reset(&s->exec);
-    if (rc == -EPROTO)
-        return refuse(s, EBADMSG, "malformed EXEC");
-    if (rc < 0)
-        return rc;
     if (s->spec.attach != NULL)
         return session_attach(s);
+    int rc = session_take_task(s);
+    if (rc != 0)
+        return rc < 0 ? rc : 0;
     execspec_drop_env(&s->spec, "VHPC_SESSION=");
     (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->number, (int)getpid());
     if (execspec_add_env(&s->spec, number) < 0 || memory_environment(s->agent, &s->spec) < 0)
@@ -75,6 +72,12 @@ int session_begin(struct session *s)
     return rc;
 }
 
+/* Whether the task's srun was issued before its guest began the present hold. */
+static bool is_older(const struct session *s)
+{
+    return s->mark.guest != 0 && s->mark.hold < s->agent->hold.serial;
+}
+
 int session_exec(struct session *s, const struct frame *f)
 {
     if (s->started) {
@@ -92,8 +95,15 @@ int session_exec(struct session *s, const struct frame *f)
     if (f->type != VHPC_EXEC)
         return 0;
     int rc = message_add(&s->exec, f);
-    s->waiting = rc == 1 && hold_is_quiet(s->agent);
-    return rc == 1 && !s->waiting ? session_begin(s) : (rc < 0 ? rc : 0);
+    if (rc != 1)
+        return rc < 0 ? rc : 0;
+    rc = execspec_decode(buf_head(&s->exec.data), s->exec.data.len, &s->spec);
+    message_reset(&s->exec);
+    if (rc < 0)
+        return rc == -EPROTO ? refuse(s, EBADMSG, "malformed EXEC") : rc;
+    s->mark = step_mark_take(&s->spec);
+    s->waiting = hold_is_quiet(s->agent) && !is_older(s);
+    return s->waiting ? 0 : session_begin(s);
 }
 
 /* Of the programs' connections, and of what they can connect to. */
@@ -140,6 +150,7 @@ static void release(struct session *s)
     message_reset(&s->exec);
     message_reset(&s->request);
     execspec_free(&s->spec);
+    execspec_free(&s->now);
     free(s);
 }
 

@@ -29,6 +29,11 @@
  * that srun or salloc was called in has it.
  */
 #define VHPC_CWD_VARIABLE "VHPC_CWD"
+/*
+ * Variable of an srun that can be issued again after a checkpoint, and of its tasks (steps.h). srun
+ * passes on variables that begin with SLURM_ whatever --export says.
+ */
+#define VHPC_CALL_VARIABLE "SLURM_VHPC_CALL"
 /* In the guest: the value of NCCL_TOPO_FILE. */
 #define VHPC_TOPOLOGY_FILE "/run/vhpc/nccl-topology.xml"
 /* In the guest: values of variables of the same names. */
@@ -183,6 +188,7 @@ enum vhpc_tag {
     TAG_EMULATED = 146,
     TAG_ATTACH = 147,
     TAG_TIME_NS = 148,
+    TAG_HOLD = 149,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -216,6 +222,7 @@ enum vhpc_op {
     VHPC_OP_HOLD = 35,
     VHPC_OP_RELEASE = 36,
     VHPC_OP_RESUME = 37,
+    VHPC_OP_PREPARE = 38,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

@@ -6,17 +6,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pytest
 from cluster import IMAGE, Job, Lab, publish
 from injection import ours, runs, said, settled, start_soon, until
+from saving import FOLDER, checkpoint, checkpoints_on
 
 pytestmark = pytest.mark.lab
 
-FOLDER = "/home/checkpoints"
 TURNS = 40
 # Writes each number to its output and to a file that it keeps open, and the time at the end.
 COUNT = f"""
@@ -57,24 +56,8 @@ print(me, "ended", flush=True)
 @pytest.fixture(scope="module", autouse=True)
 def _checkpoints(lab: Lab) -> Iterator[None]:
     """The site has a folder for checkpoints."""
-    file, hosts = "/etc/vhpc/vhpc.toml", ("ctl", "login", *lab.nodes)
-    table = f'\\n[checkpoint]\\nfolder = "{FOLDER}"\\nhold_timeout_s = 20\\n'
-    lab.run("n1", "install", "-d", "-m", "0700", FOLDER)
-    with ExitStack() as undo:
-        for host in hosts:
-            lab.run(host, "cp", "-p", file, f"{file}.before")
-            undo.callback(lab.run, host, "mv", f"{file}.before", file)
-            lab.run(host, "sh", "-c", f"printf '{table}' >> {file}")
-        lab.service("ctl", "stop", "vhpcd")
-        lab.service("ctl", "start", "vhpcd")
+    with checkpoints_on(lab):
         yield
-        found = json.loads(lab.run("login", "vhpc", "checkpoint", "ls", "--json", user="alice").out)
-        for row in (row for row in found["checkpoints"] if row["state"] == "valid"):
-            lab.run("login", "vhpc", "checkpoint", "rm", row["name"], user="alice")
-        settled(lab)
-    lab.service("ctl", "stop", "vhpcd")
-    lab.service("ctl", "start", "vhpcd")
-    lab.run("n1", "rm", "-rf", FOLDER)
 
 
 def numbers(text: str) -> list[int]:
@@ -85,11 +68,6 @@ def numbers(text: str) -> list[int]:
 def counts(lab: Lab, job: Job, least: int = 5) -> None:
     """Wait until the job's script counts."""
     until(lambda: len(numbers(said(lab, job))) >= least, f"job {job.id} to count", 240)
-
-
-def checkpoint(lab: Lab, *words: str, user: str = "alice") -> Any:
-    """Make a checkpoint; returns what the command says of it."""
-    return lab.run("login", "vhpc", "checkpoint", *words, user=user, timeout=300)
 
 
 def shown(lab: Lab, name: str) -> dict[str, Any]:
@@ -155,7 +133,7 @@ def test_a_job_continues_after_its_checkpoint(lab: Lab) -> None:
 @pytest.mark.promise("checkpoint.network")
 @pytest.mark.slow
 def test_connections_between_guests_survive(lab: Lab) -> None:
-    image = "debian-hpc"  # has ssh: a job with a running step is not saved
+    image = "debian-hpc"  # has ssh
     publish(image)
     turns = 80
     # a busy machine emulates an sshd that says nothing for longer than ssh between guests waits
@@ -193,7 +171,7 @@ def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
     plain = lab.submit("sleep 300", "-w", "n2", "-n1", image=None)
     plain.wait("RUNNING")
     refused(lab, f"job {plain.id}", "vhpc", "checkpoint", str(plain.id))
-    busy = lab.submit("srun sleep 300", "-w", "n1", "-n1")
+    busy = lab.submit("srun -w n1 sleep 300", "-w", "n1", "-n1")
     until(lambda: f"{busy.id}.0" in lab.run("ctl", "squeue", "-s", "-h").out, "the step to run", 240)
     refused(lab, f"job {busy.id}", "vhpc", "checkpoint", str(busy.id), user="bob")
     refused(lab, "runs", "vhpc", "checkpoint", str(busy.id))

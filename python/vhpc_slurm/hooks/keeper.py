@@ -114,8 +114,12 @@ class LateGuests:
         """Import what holds and saves guests, and find them."""
         self._guests  # noqa: B018 - the import is the work
 
+    def prepare(self, serial: int, wait_s: float) -> None:
+        """Prepare them."""
+        self._guests.prepare(serial, wait_s)
+
     def hold(self, wait_s: float) -> None:
-        """Stop them."""
+        """Stop their programs."""
         self._guests.hold(wait_s)
 
     def save(self, order: KeeperOrder) -> SavedNode:

@@ -18,8 +18,11 @@ MAX_LINE = 400
 class NodeGuests(Protocol):
     """The guests of a job on this node."""
 
+    def prepare(self, serial: int, wait_s: float) -> None:
+        """Prepare all guests to be stopped; VhpcError says why not within ``wait_s``."""
+
     def hold(self, wait_s: float) -> None:
-        """Stop all guests together; VhpcError says why not within ``wait_s``."""
+        """Stop the programs of all guests, which are prepared; VhpcError says why not within ``wait_s``."""
 
     def save(self, order: KeeperOrder) -> SavedNode:
         """Write the state of the guests, which are held, to the checkpoint's folder; VhpcError: not done."""
@@ -32,7 +35,7 @@ class NodeGuests(Protocol):
 
 
 class Guests(NodeGuests, Protocol):
-    """The same for a keeper, which finds them before it holds them."""
+    """The same for a keeper, which finds them before it prepares them."""
 
     def find(self) -> None:
         """Find the guests; VhpcError: they cannot be saved, and nothing was done with them."""
@@ -73,7 +76,7 @@ class Setting(Record, frozen=True):
 
     Attributes:
         generation, node: of the guests.
-        hold_timeout_s: the longest time in which guests have to stop.
+        hold_timeout_s: the longest time in which guests have to be prepared, and then to stop.
     """
 
     generation: Generation

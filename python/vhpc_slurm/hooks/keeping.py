@@ -48,10 +48,14 @@ LEAVE_S = 60.0
 
 
 class Phase(Enum):
-    """The state of the guests: UNKNOWN means that they may be held, ENDING that they never continue."""
+    """The state of the guests.
+
+    UNKNOWN means that they may be held or prepared, ENDING that they never continue.
+    """
 
     UNKNOWN = "unknown"
     RUNNING = "running"
+    PREPARED = "prepared"
     HELD = "held"
     SAVING = "saving"
     SAVED = "saved"
@@ -123,7 +127,7 @@ class Keeper(Struct):
     def _ask(self) -> KeeperOrder | None:
         """Report and ask; None if vhpcd does not answer."""
         setting, report = self.setting, self._current_report()
-        wait_s = ASK_S if self.phase in (Phase.RUNNING, Phase.HELD, Phase.SAVED) else 0.0
+        wait_s = ASK_S if self.phase in (Phase.RUNNING, Phase.PREPARED, Phase.HELD, Phase.SAVED) else 0.0
         try:
             order = self.process.ask(
                 lambda: self.vhpcd.keeper(setting.generation, setting.node, report, wait_s)
@@ -145,6 +149,8 @@ class Keeper(Struct):
         It takes a keeper that reports no held guests for one that has none: that report is repeated. Others
         are sent until vhpcd has one.
         """
+        if self.phase is Phase.PREPARED:
+            return KeeperReport(self._serial, KeeperState.PREPARED)
         if self.phase in (Phase.HELD, Phase.SAVING):
             return KeeperReport(self._serial, KeeperState.HELD)
         if self.phase is Phase.SAVED:
@@ -162,17 +168,20 @@ class Keeper(Struct):
     def _check_time(self) -> None:
         """Give up if vhpcd answers, but lets the guests wait without end."""
         limit_s = self.setting.hold_timeout_s + HELD_MOST_S
-        if self.phase is Phase.HELD and self.clock() - self._held_since > limit_s:
+        waits = self.phase in (Phase.PREPARED, Phase.HELD)
+        if waits and self.clock() - self._held_since > limit_s:
             self._give_up(f"there was no order to save the guests for {limit_s:.0f} s")
 
     # --- orders ---------------------------------------------------------------
 
     @property
     def _may_be_held(self) -> bool:
-        return self.phase in (Phase.UNKNOWN, Phase.HELD, Phase.SAVING, Phase.SAVED)
+        return self.phase in (Phase.UNKNOWN, Phase.PREPARED, Phase.HELD, Phase.SAVING, Phase.SAVED)
 
     def _obey(self, order: KeeperOrder) -> None:
         match order.kind:
+            case OrderKind.PREPARE:
+                self._prepare(order.serial)
             case OrderKind.HOLD:
                 self._hold(order.serial)
             case OrderKind.SAVE:
@@ -185,7 +194,7 @@ class Keeper(Struct):
                 if self.phase is Phase.UNKNOWN:
                     self._release()
 
-    def _hold(self, serial: int) -> None:
+    def _prepare(self, serial: int) -> None:
         if self._is_for(serial):
             return  # vhpcd gets the report again
         if self._failed is not None and self._failed.serial == serial:
@@ -207,11 +216,25 @@ class Keeper(Struct):
             return
         self.phase = Phase.UNKNOWN
         try:
+            self.guests.prepare(serial, self.setting.hold_timeout_s)
+        except Exception as err:
+            self._fail(serial, one_line(err))
+            return
+        self.phase, self._serial = Phase.PREPARED, serial
+        self._heard = self._held_since = self.clock()
+        log.info("keeper: the guests are prepared for checkpoint %d", serial)
+
+    def _hold(self, serial: int) -> None:
+        if self.phase is not Phase.PREPARED or serial != self._serial:
+            self._unexpected(serial, "the guests are not prepared: the keeper was started again")
+            return
+        self.phase = Phase.UNKNOWN
+        try:
             self.guests.hold(self.setting.hold_timeout_s)
         except Exception as err:
             self._fail(serial, one_line(err))
             return
-        self.phase, self._serial = Phase.HELD, serial
+        self.phase = Phase.HELD
         self._heard = self._held_since = self.clock()
         log.info("keeper: the guests are held for checkpoint %d", serial)
 
@@ -219,17 +242,24 @@ class Keeper(Struct):
         serial = order.serial
         if self.phase is Phase.HELD and serial == self._serial:
             self.phase, self._saving = Phase.SAVING, Saving(self.guests, order)
-        elif not self._is_for(serial):
-            if self._saving is not None:
-                self.process.again(Begin.RELEASE)
-            if self._failed is not None and self._failed.serial == serial:
-                self._report = self._failed
-            else:
-                self._fail(serial, "the guests are not held: the keeper was started again")
+        else:
+            self._unexpected(serial, "the guests are not held: the keeper was started again")
+
+    def _unexpected(self, serial: int, line: str) -> None:
+        """An order for guests in another state: vhpcd gets the report of this one again, or why it failed."""
+        if self._is_for(serial):
+            return
+        if self._saving is not None:
+            self.process.again(Begin.RELEASE)
+        if self._failed is not None and self._failed.serial == serial:
+            self._report = self._failed
+        else:
+            self._fail(serial, line)
 
     def _is_for(self, serial: int) -> bool:
-        """Whether guests are held, or being saved, for this checkpoint."""
-        return serial == self._serial and self.phase in (Phase.HELD, Phase.SAVING, Phase.SAVED)
+        """Whether guests are prepared, held, or being saved, for this checkpoint."""
+        phases = (Phase.PREPARED, Phase.HELD, Phase.SAVING, Phase.SAVED)
+        return serial == self._serial and self.phase in phases
 
     def _after_save(self, saving: Saving) -> None:
         self._saving = None

@@ -102,12 +102,15 @@ class Resume(Record, frozen=True):
 class OrderKind(StrEnum):
     """An order of vhpcd to the keeper of a job on a node.
 
-    WAIT: nothing; ask again.  HOLD: stop the guests.  SAVE: write their state.  CONTINUE: let the guests
-    continue; a checkpoint that was not completed was given up.  END: the checkpoint is valid, and vhpcd ends
-    the job: the guests never continue.  OVER: the job has ended, and so does the keeper.
+    WAIT: nothing; ask again.  PREPARE: let nothing begin in the guests that the host takes part in.
+    HOLD: all nodes have done that; stop the programs.  SAVE: all nodes have done that; write the state of the
+    guests.  CONTINUE: let them continue; a checkpoint that was not completed was given up.  END: the
+    checkpoint is valid, and vhpcd ends the job: the guests never continue.  OVER: the job has ended, and so
+    does the keeper.
     """
 
     WAIT = "wait"
+    PREPARE = "prepare"
     HOLD = "hold"
     SAVE = "save"
     CONTINUE = "continue"
@@ -130,6 +133,7 @@ class KeeperOrder(Record, frozen=True):
 class KeeperState(StrEnum):
     """A report of the keeper of a job on a node about a checkpoint."""
 
+    PREPARED = "prepared"
     HELD = "held"
     SAVED = "saved"
     CONTINUED = "continued"

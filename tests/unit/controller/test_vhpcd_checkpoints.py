@@ -53,7 +53,8 @@ def test_a_job_is_saved_and_another_one_continues_it(vhpcd: Vhpcd) -> None:
         client.save(1, "a/b")
     found = client.save(1, "run", stop=True)
     assert (found.name, found.state, found.node_count) == ("run", CheckpointState.HOLDING, 1)
-    assert keeper(None).kind is OrderKind.HOLD
+    assert keeper(None).kind is OrderKind.PREPARE
+    assert keeper(KeeperState.PREPARED).kind is OrderKind.HOLD
     vhpcd.kill()
     vhpcd.start()
     order = keeper(KeeperState.HELD)

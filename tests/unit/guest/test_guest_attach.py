@@ -5,99 +5,23 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO
 
 import pytest
 from guest_processes import WAIT_S
+from guest_rig import Saved, hold
 
 from pace import until
-from vhpc_slurm.node.guest.channel import GuestChannel
-from vhpc_slurm.node.guest.hold import hold, release, resume
+from vhpc_slurm.node.guest.hold import release
 
 pytest_plugins = ["guest_rig"]
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
 
 REFUSED = 126
-CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
 FAST = "i=0; while [ ! -e enough ]; do i=$((i+1)); echo line $i; echo other $i >&2; done; echo $i > count"
-
-
-def is_empty(cgroup: Path) -> bool:
-    return "populated 0" in (cgroup / "cgroup.events").read_text()
-
-
-class Saved:
-    """An agent whose shim can be replaced, as in a guest that is restored: its port does not close."""
-
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self.bin, self.folder = programs, folder
-        self.agent_end, self.host_end = socket.socketpair()
-        self.socket = folder / "none"
-        self.shims: list[subprocess.Popen[bytes]] = []
-        self.new_shim()
-        fd = self.agent_end.fileno()
-        args = ["--no-system", f"--fd={fd}", f"--call-socket={folder}/call.sock"]
-        self.agent = subprocess.Popen([self.bin / "vhpc-agent", *args], pass_fds=(fd,))
-        self.agent_end.close()
-
-    def new_shim(self) -> subprocess.Popen[bytes]:
-        self.socket = self.folder / f"run{len(self.shims)}.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(self.socket))
-            listener.listen(64)
-            fds = (self.host_end.fileno(), listener.fileno())
-            args = [f"--agent-fd={fds[0]}", f"--listen-fd={fds[1]}", f"--uid={os.getuid()}"]
-            self.shims.append(subprocess.Popen([self.bin / "vhpc-shim", *args], pass_fds=fds))
-        return self.shims[-1]
-
-    def control(self) -> GuestChannel:
-        return GuestChannel.connect(self.socket, WAIT_S)
-
-    def run(self, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **more: str) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "VHPC_RUN_SOCKET": str(self.socket), "VHPC_RUN_SCRIPT": "1", **more}
-        env["VHPC_CALL_SOCKET"] = f"{self.folder}/call.sock"
-        env["VHPC_RUN_ARGV0"] = str(self.folder / "slurm_script")
-        return subprocess.Popen(
-            [self.bin / "vhpc-run"],
-            env=env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-        )
-
-    def script(self, text: str) -> None:
-        path = self.folder / "slurm_script"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o700)
-
-    def save_and_restore(self) -> None:
-        """Hold the guest; its shim ends; another shim continues it."""
-        with self.control() as channel:
-            hold(channel, WAIT_S)
-        self.shims[-1].kill()
-        self.shims[-1].wait(WAIT_S)
-        self.new_shim()
-        with self.control() as channel:
-            resume(channel, time.time_ns())
-
-    def close(self) -> None:
-        self.host_end.close()
-        for shim in self.shims:
-            shim.terminate()
-            shim.wait(WAIT_S)
-        self.agent.wait(WAIT_S)
-        for top in CGROUPS.glob(f"vhpc.{self.agent.pid}"):  # of an agent that was killed
-            (top / "cgroup.kill").write_text("1")
-            until(partial(is_empty, top), "the end of the script")
-            for path in (*(one for one in top.iterdir() if one.is_dir()), top):
-                path.rmdir()
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 from guest_processes import WAIT_S
+from guest_rig import hold
 
 from pace import limit, until
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
-from vhpc_slurm.node.guest.hold import hold, release, resume
+from vhpc_slurm.node.guest.hold import release, resume
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -92,15 +93,15 @@ def test_a_program_without_a_step_is_named(guest: Guest, control: GuestChannel) 
 def test_a_command_on_the_host_delays_a_hold(guest: Guest, control: GuestChannel, tmp_path: Path) -> None:
     commands = tmp_path / "commands"
     commands.mkdir()
-    (commands / "srun").write_text("#!/bin/sh\necho up; sleep 1000\n")
-    (commands / "srun").chmod(0o755)
-    text = f"{guest.bin}/vhpc-agent --call srun -n1 true"
-    run = batch(guest, text, subprocess.PIPE, VHPC_RUN_COMMANDS="srun", VHPC_RUN_COMMAND_PATH=str(commands))
+    (commands / "squeue").write_text("#!/bin/sh\necho up; sleep 1000\n")
+    (commands / "squeue").chmod(0o755)
+    text = f"{guest.bin}/vhpc-agent --call squeue"
+    run = batch(guest, text, subprocess.PIPE, VHPC_RUN_COMMANDS="squeue", VHPC_RUN_COMMAND_PATH=str(commands))
     assert run.stdout is not None
     assert run.stdout.readline() == b"up\n"
     why = refused(control)
     assert why.errno == errno.EBUSY
-    assert why.why == "the command vhpc-agent runs"  # a link named srun has that name
+    assert why.why == "the command vhpc-agent runs"  # a link named squeue has that name
     run.terminate()
     run.communicate(timeout=WAIT_S)
 

@@ -23,6 +23,12 @@ def test_a_checkpoint_holds_saves_and_continues() -> None:
     assert (rig.held, rig.alive) == (False, True)
 
 
+def test_guests_are_held_only_when_all_nodes_are_prepared() -> None:
+    rig = Rig([order("prepare"), WAIT, WAIT, HOLD, CONTINUE])
+    assert rig.run() == ["find", "hold", "go_on"]
+    assert rig.said == ["prepared", "held", "continued"]
+
+
 def test_a_job_that_ends_with_its_checkpoint_never_continues() -> None:
     rig = Rig([HOLD, SAVE, END, END, OVER])
     assert rig.run() == [*DONE, "end"]
@@ -272,7 +278,7 @@ def test_a_new_version_is_started_before_guests_are_held() -> None:
 
 
 POINTS: dict[str, tuple[list[Turn], list[str]]] = {
-    "find": ([HOLD, SAVE], ["find", "hold", "go_on"]),
+    "find": ([HOLD, SAVE], ["find", "go_on"]),
     "hold": ([HOLD, SAVE], ["find", "hold", "go_on"]),
     "save": ([HOLD, SAVE], [*DONE]),
     "go_on": ([HOLD, SAVE, CONTINUE, HOLD], [*DONE, "go_on"]),
@@ -309,7 +315,7 @@ def terminating(rig: Rig, answer: KeeperOrder) -> Callable[[], KeeperOrder]:
         (HELD, WAIT, "run", ["find", "hold", "go_on"]),
         (KEPT, WAIT, "run", [*DONE, "go_on"]),
         (ENDED, WAIT, "run", [*DONE, "end"]),
-        ((), HOLD, "run", ["find", "hold", "go_on"]),
+        ((), HOLD, "run", ["find", "go_on"]),
         ((), END, "ask", ["end"]),
         ((), WAIT, "release", ["go_on"]),
     ],

@@ -15,7 +15,8 @@ from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import CheckpointState, Generation, KeeperState, Lease, OrderKind
 
-HELD, SAVED, CONTINUED, FAILED = (
+PREPARED, HELD, SAVED, CONTINUED, FAILED = (
+    KeeperState.PREPARED,
     KeeperState.HELD,
     KeeperState.SAVED,
     KeeperState.CONTINUED,
@@ -46,6 +47,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.site = Site(self.store())
         self.leases: dict[int, Lease] = {}
         self.keepers: dict[tuple[Generation, str], Keeper] = {}
+        self.prepared: set[tuple[int, str]] = set()
         self.at_hold: dict[tuple[int, str], int] = {}
         self.at_save: dict[tuple[int, str], int] = {}
         self.ended: set[tuple[Generation, str]] = set()
@@ -128,12 +130,20 @@ class AnyOrder(RuleBasedStateMachine):
     def obey(self, lease: Lease, node: str, keeper: Keeper, kind: OrderKind, obeys: bool) -> None:
         active = self.site.store.checkpoints.of(lease.generation)
         serial = 0 if active is None else active.serial
-        if kind is OrderKind.HOLD and keeper.held is None:
+        if kind is OrderKind.PREPARE and keeper.held is None:
             if obeys:
-                keeper.held, keeper.report = serial, (HELD, serial)
+                keeper.held, keeper.report = serial, (PREPARED, serial)
+                self.prepared.add((serial, node))
+            else:
+                keeper.report = (FAILED, serial)
+        elif kind is OrderKind.HOLD and keeper.report == (PREPARED, keeper.held):
+            assert {(serial, name) for name in NODES} <= self.prepared, "HOLD before all nodes are prepared"
+            if obeys:
+                keeper.report = (HELD, serial)
                 self.at_hold[serial, node] = keeper.gaps
             else:
                 keeper.report = (FAILED, serial)
+                keeper.go_on()
         elif kind is OrderKind.SAVE and keeper.held is not None and not keeper.saved:
             if obeys:
                 keeper.saved, keeper.report = True, (SAVED, keeper.held)

@@ -90,7 +90,9 @@ class Site:
     def say(
         self, generation: Generation, node: str, state: KeeperState | None, serial: int = 0, line: str = ""
     ) -> OrderKind:
-        """A request of a keeper, and the order in its answer."""
+        """A request of a keeper, and the order in its answer; guests that are HELD were PREPARED before."""
+        if state is KeeperState.HELD and self.store.checkpoints.reported(serial, node) is None:
+            self.ledger.ask(generation, node, KeeperReport(serial, KeeperState.PREPARED))
         rank = NODES.index(node)
         what = saved(node, rank) if state is KeeperState.SAVED else None
         report = None if state is None else KeeperReport(serial, state, what, line)

@@ -123,6 +123,7 @@ class Vhpcd(SimpleNamespace):
         assert isinstance(answer, messages.CheckpointAnswer), answer
         serial = answer.checkpoint.serial
         for rank, node in enumerate(("n1", "n2")):
+            await self.keeper(generation, node, KeeperReport(serial, K.PREPARED))
             await self.keeper(generation, node, KeeperReport(serial, K.HELD))
             del rank
         for rank, node in enumerate(("n1", "n2")):

@@ -7,14 +7,22 @@ virtio-serial port is a socket, and the agent changes nothing of this machine.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import pytest
+
+from pace import until
+from vhpc_slurm.node.guest import hold as holding
+from vhpc_slurm.node.guest.channel import GuestChannel
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 30
@@ -43,6 +51,15 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["cmake", "-S", ROOT / "guest", "-B", build, *options], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
     return build
+
+
+_serials = itertools.count(1)
+
+
+def hold(channel: GuestChannel, wait_s: float) -> None:
+    """Hold a guest that is alone in its job."""
+    holding.prepare(channel, next(_serials), wait_s)
+    holding.hold(channel, wait_s)
 
 
 class Guest:
@@ -109,6 +126,81 @@ class Guest:
         self.shim.wait(WAIT_S)
         if self.agent is not None:
             self.agent.wait(WAIT_S)
+
+
+CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
+
+
+def is_empty(cgroup: Path) -> bool:
+    return "populated 0" in (cgroup / "cgroup.events").read_text()
+
+
+class Saved:
+    """An agent whose shim can be replaced, as in a guest that is restored: its port does not close."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.bin, self.folder = programs, folder
+        self.agent_end, self.host_end = socket.socketpair()
+        self.socket = folder / "none"
+        self.shims: list[subprocess.Popen[bytes]] = []
+        self.new_shim()
+        fd = self.agent_end.fileno()
+        args = ["--no-system", f"--fd={fd}", f"--call-socket={folder}/call.sock"]
+        self.agent = subprocess.Popen([self.bin / "vhpc-agent", *args], pass_fds=(fd,))
+        self.agent_end.close()
+
+    def new_shim(self) -> subprocess.Popen[bytes]:
+        self.socket = self.folder / f"run{len(self.shims)}.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.socket))
+            listener.listen(64)
+            fds = (self.host_end.fileno(), listener.fileno())
+            args = [f"--agent-fd={fds[0]}", f"--listen-fd={fds[1]}", f"--uid={os.getuid()}"]
+            self.shims.append(subprocess.Popen([self.bin / "vhpc-shim", *args], pass_fds=fds))
+        return self.shims[-1]
+
+    def control(self) -> GuestChannel:
+        return GuestChannel.connect(self.socket, WAIT_S)
+
+    def run(self, stdout: IO[bytes] | int, stderr: IO[bytes] | int, **more: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "VHPC_RUN_SOCKET": str(self.socket), "VHPC_RUN_SCRIPT": "1", **more}
+        env["VHPC_CALL_SOCKET"] = f"{self.folder}/call.sock"
+        env["VHPC_RUN_ARGV0"] = str(self.folder / "slurm_script")
+        return subprocess.Popen(
+            [self.bin / "vhpc-run"],
+            env=env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+    def script(self, text: str) -> None:
+        path = self.folder / "slurm_script"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o700)
+
+    def save_and_restore(self) -> None:
+        """Hold the guest; its shim ends; another shim continues it."""
+        with self.control() as channel:
+            hold(channel, WAIT_S)
+        self.shims[-1].kill()
+        self.shims[-1].wait(WAIT_S)
+        self.new_shim()
+        with self.control() as channel:
+            holding.resume(channel, time.time_ns())
+
+    def close(self) -> None:
+        self.host_end.close()
+        for shim in self.shims:
+            shim.terminate()
+            shim.wait(WAIT_S)
+        self.agent.wait(WAIT_S)
+        for top in CGROUPS.glob(f"vhpc.{self.agent.pid}"):  # of an agent that was killed
+            (top / "cgroup.kill").write_text("1")
+            until(partial(is_empty, top), "the end of the script")
+            for path in (*(one for one in top.iterdir() if one.is_dir()), top):
+                path.rmdir()
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from pathlib import Path
 from vhpc_slurm.controller.checkpoint_client import CheckpointCalls
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import keeper, keeping
-from vhpc_slurm.model import Generation, KeeperOrder, KeeperReport, OrderKind, SavedNode
+from vhpc_slurm.model import Generation, KeeperOrder, KeeperReport, KeeperState, OrderKind, SavedNode
 from vhpc_slurm.node.store.layout import Layout
 
 FOLDER = Path(sys.argv[1])
+HOLDS = (KeeperState.PREPARED, KeeperState.HELD, KeeperState.SAVED)
 
 
 def note(event: str) -> None:
@@ -37,6 +38,8 @@ def answer(
         word = (FOLDER / "orders").read_text().strip()
         if word == "away":
             raise FabricError("vhpcd does not answer")
+        if word == "hold" and (report is None or report.state not in HOLDS):
+            return KeeperOrder(OrderKind.PREPARE, 5, "x")
         if word != "wait" or time.monotonic() >= until:
             return KeeperOrder(OrderKind(word), 5, "x", b"k")
         time.sleep(0.02)
@@ -47,6 +50,9 @@ class Guests:
 
     def __init__(self, _layout: Layout, generation: Generation) -> None:
         note(f"found {generation}")
+
+    def prepare(self, serial: int, wait_s: float) -> None:
+        pass
 
     def hold(self, _wait_s: float) -> None:
         self._do("hold")

@@ -58,6 +58,7 @@ class Rig:
     reports: list[KeeperReport | None] = field(default_factory=list)
     now: float = 1000.0
     held: bool = False
+    prepared: bool = False
     alive: bool = True
     tombstone: bool = False
     new_version: bool = False
@@ -91,9 +92,15 @@ class Rig:
     def find(self) -> None:
         self._do("find")
 
+    def prepare(self, serial: int, wait_s: float) -> None:
+        assert (serial > 0, wait_s) == (True, 60.0)
+        assert self.alive
+        self.prepared = True
+
     def hold(self, wait_s: float) -> None:
         assert wait_s == 60.0
         assert self.alive
+        assert self.prepared
         self._do("hold")
         self.held = True
 
@@ -173,17 +180,25 @@ class Rig:
 
 @dataclass
 class ScriptedVhpcd:
-    """vhpcd as the keeper asks it."""
+    """vhpcd as the keeper asks it; HOLD in the script means PREPARE, and then HOLD."""
 
     rig: Rig
+    then: KeeperOrder | None = None
 
     def keeper(
         self, generation: Generation, node: str, report: KeeperReport | None, wait_s: float
     ) -> KeeperOrder:
         assert (generation, node) == (GENERATION, "n1")
         assert report is None or (report.state is KeeperState.SAVED) == (report.saved is not None)
+        said = None if report is None else (report.serial, report.state)
+        if self.then is not None and said == (self.then.serial, KeeperState.PREPARED):
+            answer, self.then = self.then, None
+            return answer
         self.rig.reports.append(report)
         answer = self.rig.answer()
+        if answer.kind is OrderKind.HOLD and (report is None or report.serial != answer.serial):
+            self.then = answer
+            return order("prepare", answer.serial)
         if answer.kind is OrderKind.WAIT:
             self.rig.now += wait_s
         return answer

@@ -61,8 +61,8 @@ def save(
     """Save all guests of your running job together: memory, devices and disks; save may be left out.
 
     The job waits meanwhile, and continues afterwards. `sbatch --vhpc-resume=NAME` continues from it later.
-    Steps and commands of Slurm that run in the job are waited for. With --requeue submit the job with
-    --open-mode=append: without it Slurm empties the output file of a job that starts again.
+    Commands of Slurm in the job are waited for, and steps that cannot continue. With --requeue submit the job
+    with --open-mode=append: without it Slurm empties the output file of a job that starts again.
     """
     if stop and requeue:
         raise UserError(

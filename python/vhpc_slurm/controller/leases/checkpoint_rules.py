@@ -3,8 +3,8 @@
 
 ::
 
-    HOLDING ──all nodes HELD──> SAVING ──all nodes SAVED──> VALID ──> REMOVED
-       └────────────────────────────┴──────────────────────> FAILED
+    HOLDING ──all nodes PREPARED, then HELD──> SAVING ──all nodes SAVED──> VALID ──> REMOVED
+       └────────────────────────────────────────────┴──────────────────────> FAILED
 
 ``react`` says what a keeper's report changes, ``order`` what that keeper has to do.  A keeper that holds
 guests repeats its report with each request, and one that repeats none holds none: so a keeper that was
@@ -19,8 +19,8 @@ from vhpc_slurm.model import UNFINISHED, CheckpointState, KeeperState, OrderKind
 from vhpc_slurm.record import Record
 
 COMPLETED = (CheckpointState.VALID, CheckpointState.REMOVED)
-HOLDS = (KeeperState.HELD, KeeperState.SAVED)
-"""Reports of a keeper whose guests are stopped."""
+HOLDS = (KeeperState.PREPARED, KeeperState.HELD, KeeperState.SAVED)
+"""Reports of a keeper whose guests are stopped, or prepared for it."""
 
 
 class Reaction(Record, frozen=True):
@@ -58,7 +58,9 @@ def react(
         error = line or "it gives no reason"
     elif said in (None, KeeperState.CONTINUED):
         error = "the guests have continued before they were saved; was their keeper started again?"
-    elif (state, known, said) == (CheckpointState.HOLDING, None, KeeperState.HELD):
+    elif (state, known, said) == (CheckpointState.HOLDING, None, KeeperState.PREPARED):
+        return Reaction(True)
+    elif (state, known, said) == (CheckpointState.HOLDING, KeeperState.PREPARED, KeeperState.HELD):
         return Reaction(True, None if missing else CheckpointState.SAVING)
     elif (state, known, said) == (CheckpointState.SAVING, KeeperState.HELD, KeeperState.SAVED):
         return Reaction(True, None if missing else CheckpointState.VALID)
@@ -68,7 +70,12 @@ def react(
 
 
 def order(
-    state: CheckpointState | None, said: KeeperState | None, *, stop: bool = False, over: bool = False
+    state: CheckpointState | None,
+    said: KeeperState | None,
+    *,
+    stop: bool = False,
+    over: bool = False,
+    prepared: bool = False,
 ) -> OrderKind:
     """Return the order for a keeper.
 
@@ -78,6 +85,7 @@ def order(
         said: the report.
         stop: the job ends with this checkpoint.
         over: the generation has ended.
+        prepared: all nodes have reported PREPARED.
     """
     if state in COMPLETED and stop and not (over and said not in HOLDS):
         return OrderKind.END
@@ -86,5 +94,7 @@ def order(
     if said in HOLDS:
         if state is CheckpointState.SAVING and said is KeeperState.HELD:
             return OrderKind.SAVE
+        if state is CheckpointState.HOLDING and said is KeeperState.PREPARED and prepared:
+            return OrderKind.HOLD
         return OrderKind.WAIT if state in UNFINISHED else OrderKind.CONTINUE
-    return OrderKind.HOLD if state is CheckpointState.HOLDING else OrderKind.WAIT
+    return OrderKind.PREPARE if state is CheckpointState.HOLDING else OrderKind.WAIT

@@ -247,7 +247,7 @@ class CheckpointLedger:
             if reaction.state is CheckpointState.VALID:
                 self._remove_older(one)
         if reaction.state is None:
-            return Asked()
+            return Asked(said is KeeperState.PREPARED and self._prepared(one))
         log.info("checkpoint %d of %s: %s %s", serial, one.generation, reaction.state, reaction.error)
         return Asked(True, one if one.stop and reaction.state is CheckpointState.VALID else None)
 
@@ -269,10 +269,15 @@ class CheckpointLedger:
             one = self._store.checkpoints.of(generation)
         if one is None:
             return KeeperOrder(checkpoint_rules.order(None, said, over=over))
-        kind = checkpoint_rules.order(one.state, said, stop=one.stop, over=over)
+        prepared = said is KeeperState.PREPARED and self._prepared(one)
+        kind = checkpoint_rules.order(one.state, said, stop=one.stop, over=over, prepared=prepared)
         if kind in (OrderKind.WAIT, OrderKind.OVER):
             return KeeperOrder(kind)
         return KeeperOrder(kind, one.serial, one.name, one.key if kind is OrderKind.SAVE else b"")
+
+    def _prepared(self, one: StoredCheckpoint) -> bool:
+        """Whether all nodes are prepared, so that the first one may stop its guests."""
+        return len(self._store.checkpoints.reports(one.serial)) == len(one.origin.allocation.nodes)
 
     def _current(self, generation: Generation) -> Lease | None:
         """The lease of a generation; None if it is over."""
@@ -313,7 +318,8 @@ class CheckpointLedger:
         if now - self._since[one.serial] < self._hold_s:
             return ""
         known = self._store.checkpoints.reports(one.serial)
-        nodes = [node for node in one.origin.allocation.node_names if node not in known]
+        names = one.origin.allocation.node_names
+        nodes = [node for node in names if known.get(node) is not KeeperState.HELD]
         more = f" and on {len(nodes) - 1} other nodes" if len(nodes) > 1 else ""
         first = nodes[0] if nodes else "no node"
         return f"the guests on {first}{more} were not stopped in {self._hold_s:g} s"

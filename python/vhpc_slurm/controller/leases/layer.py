@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vhpc_slurm.fabric.backend import NetworkBackend
 
 HOLD_S = 60.0
-"""Nodes have so many seconds more than ``checkpoint.hold_timeout_s`` to stop the guests of a job."""
+"""Nodes have so many seconds more than twice ``checkpoint.hold_timeout_s`` to stop the guests of a job."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def build(
             store,
             clock=clock,
             steady=steady,
-            hold_s=HOLD_S + config.checkpoint.hold_timeout_s,
+            hold_s=HOLD_S + 2 * config.checkpoint.hold_timeout_s,
             gpu_gres=config.placement.gpu_gres,
         ),
     )

@@ -51,7 +51,7 @@ class Guests:
 
     @property
     def held(self) -> bool:
-        """Whether a guest is suspended, as after ``hold``, or after a keeper was killed.
+        """Whether a guest is suspended, as in ``save``, or after a keeper was killed.
 
         Raises:
             NodeError: libvirt does not answer.
@@ -59,39 +59,43 @@ class Guests:
         with self._libvirt() as hypervisor:
             return any(hypervisor.suspended(guest.domain) for guest in self._facts.guests)
 
-    def hold(self, wait_s: float) -> None:
-        """Stop the programs of all guests, make the shims wait, and suspend the guests.
+    def prepare(self, serial: int, wait_s: float) -> None:
+        """Let nothing begin in all guests that the host takes part in; programs continue.
 
-        If a guest cannot be held, none is afterwards.
+        If a guest cannot be prepared, none is afterwards.
 
         Args:
+            serial: of the checkpoint.
             wait_s: how long each guest waits for what delays it.
 
         Raises:
-            NodeError: a guest cannot be held; its line says why.
+            NodeError: a guest cannot be prepared; its line says why.
         """
-        self._held_since = time.monotonic()
         try:
-            self._all(lambda guest: _hold(self._folder(guest), guest, wait_s))
-            self._keep_usage()
-            self._held_since = time.monotonic()
-            for guest in self._facts.guests:
-                if not signalling.send(guest.shim, signal.SIGUSR1):
-                    raise NodeError(f"guest {guest.hostname} cannot be stopped", "its vhpc-shim has ended")
-            with self._libvirt() as hypervisor:
-                for guest in self._facts.guests:
-                    hypervisor.suspend(guest.domain)
+            self._all(lambda guest: self._ask(guest, lambda channel: hold.prepare(channel, serial, wait_s)))
         except VhpcError:
             with contextlib.suppress(VhpcError):
                 self.go_on()
             raise
 
+    def hold(self, wait_s: float) -> None:
+        """Stop the programs of all guests, which are prepared on all nodes of the job.
+
+        Raises:
+            NodeError: a guest cannot be held; its line says why.
+        """
+        self._all(lambda guest: self._ask(guest, lambda channel: hold.hold(channel, wait_s)))
+        self._keep_usage()
+
     def save(self, order: KeeperOrder) -> SavedNode:
-        """Write the state and the disks of all guests, which are held; on an error no file of theirs is left.
+        """Suspend all guests, which are held on all nodes of the job, and write their state and disks.
+
+        On an error no file of theirs is left; some may be suspended.
 
         Raises:
             NodeError: a guest cannot be saved; its line says why.
         """
+        self._suspend()
         root = Path(self._layout.config.checkpoint.folder)
         try:
             with folder.made(root, order.serial) as place:
@@ -105,8 +109,21 @@ class Guests:
         seconds = round(time.monotonic() - self._held_since, 3)
         return SavedNode(self._facts.node, qemu, self._facts.cpu, seconds, tuple(guests))
 
+    def _suspend(self) -> None:
+        """Make the shims wait, and suspend the guests: not before all nodes have held theirs.
+
+        Until then a task may start in a guest, whose step ends on the host before another guest is held.
+        """
+        self._held_since = time.monotonic()
+        for guest in self._facts.guests:
+            if not signalling.send(guest.shim, signal.SIGUSR1):
+                raise NodeError(f"guest {guest.hostname} cannot be stopped", "its vhpc-shim has ended")
+        with self._libvirt() as hypervisor:
+            for guest in self._facts.guests:
+                hypervisor.suspend(guest.domain)
+
     def go_on(self, failed: int = 0) -> None:
-        """Let all guests continue that are held; those that are not stay as they are.
+        """Let all guests continue that are held or prepared; those that are not stay as they are.
 
         Args:
             failed: a checkpoint that was given up, whose files of these guests are removed; 0: none.
@@ -175,6 +192,13 @@ class Guests:
         except OSError as err:
             log.warning("what %s has used is not kept: %s", self._generation, err)
 
+    def _ask(self, guest: GuestFacts, question: Callable[[GuestChannel], None]) -> None:
+        try:
+            with GuestChannel.connect(self._folder(guest) / ROOT_SOCKET, CONNECT_S) as channel:
+                question(channel)
+        except ChannelError as err:
+            raise NodeError(f"guest {guest.hostname} cannot be stopped", err.why or err.what) from err
+
     def _folder(self, guest: GuestFacts) -> Path:
         return self._layout.guest(self._generation.job_id, guest.index)
 
@@ -196,14 +220,6 @@ def _collected(errors: list[VhpcError]) -> Iterator[None]:
         yield
     except VhpcError as err:
         errors.append(err)
-
-
-def _hold(run_dir: Path, guest: GuestFacts, wait_s: float) -> None:
-    try:
-        with GuestChannel.connect(run_dir / ROOT_SOCKET, CONNECT_S) as channel:
-            hold.hold(channel, wait_s)
-    except ChannelError as err:
-        raise NodeError(f"guest {guest.hostname} cannot be stopped", err.why or err.what) from err
 
 
 def _release(run_dir: Path, guest: GuestFacts) -> None:

@@ -95,6 +95,7 @@ class Op(IntEnum):
     HOLD = 35
     RELEASE = 36
     RESUME = 37
+    PREPARE = 38
 
 
 class GuestState(IntEnum):
@@ -207,6 +208,7 @@ class Tag(IntEnum):
     EMULATED = 146
     ATTACH = 147
     TIME_NS = 148
+    HOLD = 149
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

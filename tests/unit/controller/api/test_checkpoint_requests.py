@@ -46,8 +46,13 @@ def test_a_keeper_that_waits_is_told_at_once(tmp_path: Any) -> None:
         answer = await vhpcd.ask(messages.SaveJob(job_id=7), ALICE)
         serial = answer.checkpoint.serial
         assert answer.checkpoint.name == "7.1"
-        for state, kind in ((K.HELD, OrderKind.SAVE), (K.SAVED, OrderKind.CONTINUE)):
-            assert {(await one).order.kind for one in keepers} <= {OrderKind.HOLD, OrderKind.SAVE}
+        for state, kind in (
+            (K.PREPARED, OrderKind.HOLD),
+            (K.HELD, OrderKind.SAVE),
+            (K.SAVED, OrderKind.CONTINUE),
+        ):
+            orders = {(await one).order.kind for one in keepers}
+            assert orders <= {OrderKind.PREPARE, OrderKind.HOLD, OrderKind.SAVE}
             parts = {"n1": saved("n1", 0), "n2": saved("n2", 1)} if state is K.SAVED else {}
             keepers = [waiting(node, KeeperReport(serial, state, parts.get(node))) for node in ("n1", "n2")]
             assert [(await one).order.kind for one in keepers] == [kind, kind]

@@ -46,19 +46,21 @@ TestAnyOrderInMariadb = pytest.mark.skipif(not HAVE_SERVER, reason=WHY_NOT)(AnyO
 def test_only_these_reports_bring_a_checkpoint_further() -> None:
     further = {
         (state, known, said, missing): react(state, known, said, missing).state
-        for state, known, said, missing in product(S, (None, K.HELD, K.SAVED), REPORTS, (0, 1))
+        for state, known, said, missing in product(S, (None, *HOLDS), REPORTS, (0, 1))
         if react(state, known, said, missing).store
     }
     assert further == {
-        (S.HOLDING, None, K.HELD, 1): None,
-        (S.HOLDING, None, K.HELD, 0): S.SAVING,
+        (S.HOLDING, None, K.PREPARED, 1): None,
+        (S.HOLDING, None, K.PREPARED, 0): None,
+        (S.HOLDING, K.PREPARED, K.HELD, 1): None,
+        (S.HOLDING, K.PREPARED, K.HELD, 0): S.SAVING,
         (S.SAVING, K.HELD, K.SAVED, 1): None,
         (S.SAVING, K.HELD, K.SAVED, 0): S.VALID,
     }
 
 
 def test_a_repeated_report_changes_nothing_all_others_fail_it() -> None:
-    for state, known, said in product(UNFINISHED, (None, K.HELD, K.SAVED), REPORTS):
+    for state, known, said in product(UNFINISHED, (None, *HOLDS), REPORTS):
         found = react(state, known, said, 1, "why")
         if not found.store and said is not known:
             assert found.state is S.FAILED, (state, known, said)
@@ -73,8 +75,9 @@ def test_reports_do_not_change_a_decided_checkpoint(state: CheckpointState) -> N
 
 
 def test_guests_continue_only_when_their_checkpoint_is_decided() -> None:
-    for state, said, stop, over in product((None, *S), REPORTS, (False, True), (False, True)):
-        kind = order(state, said, stop=stop, over=over)
+    both = (False, True)
+    for state, said, stop, over, prepared in product((None, *S), REPORTS, both, both, both):
+        kind = order(state, said, stop=stop, over=over, prepared=prepared)
         if kind is OrderKind.CONTINUE:
             assert said in HOLDS
             assert state not in UNFINISHED
@@ -86,6 +89,8 @@ def test_guests_continue_only_when_their_checkpoint_is_decided() -> None:
         if kind is OrderKind.SAVE:
             assert (state, said) == (S.SAVING, K.HELD)
         if kind is OrderKind.HOLD:
+            assert (state, said, prepared) == (S.HOLDING, K.PREPARED, True)
+        if kind is OrderKind.PREPARE:
             assert state is S.HOLDING
             assert said not in HOLDS
         if kind is OrderKind.OVER:

@@ -7,6 +7,7 @@ import errno
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site(tmp_path, installed(monkeypatch))
     monkeypatch.setattr(GuestChannel, "connect", lambda path, _timeout: Channel(path))
 
+    def do_prepare(channel: Any, serial: int, wait_s: float) -> None:
+        assert (serial, wait_s) == (7, 5.0)
+        made.agent("prepare", channel.folder)
+
     def do_hold(channel: Any, wait_s: float) -> None:
-        assert wait_s == 5.0
+        assert wait_s == 6.0
         made.agent("hold", channel.folder)
 
+    monkeypatch.setattr(hold, "prepare", do_prepare)
     monkeypatch.setattr(hold, "hold", do_hold)
     monkeypatch.setattr(hold, "release", lambda channel: made.agent("release", channel.folder))
     monkeypatch.setattr(signalling, "send", made.send)
@@ -114,16 +120,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_guests_are_held_saved_and_go_on(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
     assert not found.held
-    found.hold(5.0)
-    assert sorted(site.agents[:2]) == ["hold g0", "hold g1"]
-    assert site.agents[2:] == ["usage g0", "usage g1"]
+    found.prepare(7, 5.0)
+    assert sorted(site.agents) == ["prepare g0", "prepare g1"]
+    found.hold(6.0)
+    assert sorted(site.agents[2:4]) == ["hold g0", "hold g1"]
+    assert site.agents[4:] == ["usage g0", "usage g1"]
+    assert (site.signals, site.states, found.held) == ([], [RUNNING, RUNNING], False)
+    saved = found.save(ORDER)
     kept = stored_usage.read(site.layout.usage(GENERATION))
     assert [one.missing for one in kept] == ["measured", "measured"]
     assert site.signals == [(100, "SIGUSR1"), (101, "SIGUSR1")]
     assert site.states == [PAUSED, PAUSED]
     assert found.held
-    saved = found.save(ORDER)
-    assert site.states == [PAUSED, PAUSED]
     assert (saved.node, saved.qemu, saved.cpu, saved.seconds > 0) == ("n2", 10_000_003, "emulated", True)
     assert [(one.rank, one.hostname, one.vcpus, one.memory_mib) for one in saved.guests] == [
         (2, "n2-g0", 4, 512),
@@ -137,7 +145,7 @@ def test_guests_are_held_saved_and_go_on(site: Site) -> None:
     found.go_on()
     assert site.states == [RUNNING, RUNNING]
     assert site.signals[2:] == [(100, "SIGUSR2"), (101, "SIGUSR2")]
-    assert sorted(site.agents[4:]) == ["release g0", "release g1"]
+    assert sorted(site.agents[6:]) == ["release g0", "release g1"]
     assert (site.root / "7").is_dir()
     resume = Resume(7, "a", GENERATION, (saved,), ORDER.key)
     with libvirtd.connect("", 5.0) as hypervisor:
@@ -155,7 +163,8 @@ def test_guests_are_held_saved_and_go_on(site: Site) -> None:
 
 def test_a_snapshot_has_the_memory_and_no_disk(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
-    found.hold(5.0)
+    found.prepare(7, 5.0)
+    found.hold(6.0)
     found.save(ORDER)
     assert site.libvirt.domains[NAMES[1]].snapshots == [
         f'<domainsnapshot><memory snapshot="external" file="{site.layout.guest(42, 1)}/state.fifo" />'
@@ -169,8 +178,9 @@ BUSY = ChannelRefusedError("guest operation hold failed", errno.EBUSY, "step 5 r
 @pytest.mark.parametrize(
     ("failing", "error", "why"),
     [
+        ("prepare g1", BUSY, "guest n2-g1 cannot be stopped: step 5 runs"),
+        ("prepare g0", ChannelSilentError("it is silent", "no answer"), "guest n2-g0 cannot be stopped"),
         ("hold g1", BUSY, "guest n2-g1 cannot be stopped: step 5 runs"),
-        ("hold g0", ChannelSilentError("it is silent", "deadline passed"), "guest n2-g0 cannot be stopped"),
         ("shim 101", OSError(), "guest n2-g1 cannot be stopped: its vhpc-shim has ended"),
         ("suspend", OSError(), "cannot suspend the guest: suspend fails"),
         ("gone", OSError(), "it has ended"),
@@ -182,8 +192,18 @@ def test_if_a_guest_cannot_be_held_none_is(site: Site, failing: str, error: Exce
         site.libvirt.domains[NAMES[1]].failing = failing
     if failing == "gone":
         del site.libvirt.domains[NAMES[1]]
+    found = Guests(site.layout, GENERATION)
+
+    def prepare_and_save() -> None:
+        found.prepare(7, 5.0)
+        found.hold(6.0)
+        found.save(ORDER)
+
     with pytest.raises(NodeError, match=why):
-        Guests(site.layout, GENERATION).hold(5.0)
+        prepare_and_save()
+    if not failing.startswith("prepare"):
+        with suppress(NodeError):
+            found.go_on()  # as the keeper does
     assert {one.now for one in site.libvirt.domains.values()} == {RUNNING}
     assert site.signals[-2:] == [(100, "SIGUSR2"), (101, "SIGUSR2")]
     assert {"release g0", "release g1"} <= set(site.agents)
@@ -191,7 +211,7 @@ def test_if_a_guest_cannot_be_held_none_is(site: Site, failing: str, error: Exce
 
 def test_a_failed_save_leaves_no_file_and_the_guests_held(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
-    found.hold(5.0)
+    found.prepare(7, 5.0)
     site.libvirt.domains[NAMES[1]].failing = "save"
     with pytest.raises(NodeError, match="cannot save the guest: save fails"):
         found.save(ORDER)
@@ -207,7 +227,8 @@ def test_a_save_without_its_folder_is_refused(site: Site) -> None:
 
 def test_files_of_a_failed_checkpoint_are_removed_if_told(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
-    found.hold(5.0)
+    found.prepare(7, 5.0)
+    found.hold(6.0)
     found.save(ORDER)
     (site.root / "7/0.state").touch()
     found.go_on(failed=7)
@@ -227,7 +248,9 @@ def test_a_new_keeper_lets_guests_go_on_that_are_held_in_part(site: Site) -> Non
 
 def test_one_guest_that_does_not_go_on_keeps_no_other(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
-    found.hold(5.0)
+    found.prepare(7, 5.0)
+    found.hold(6.0)
+    found.save(ORDER)
     site.libvirt.domains[NAMES[0]].failing = "resume"
     with pytest.raises(NodeError, match="cannot resume the guest: resume fails"):
         found.go_on()
@@ -237,7 +260,9 @@ def test_one_guest_that_does_not_go_on_keeps_no_other(site: Site) -> None:
 
 def test_ended_guests_are_gone_and_their_shims_are_told_nothing(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
-    found.hold(5.0)
+    found.prepare(7, 5.0)
+    found.hold(6.0)
+    found.save(ORDER)
     found.end()
     found.end()
     assert site.libvirt.domains == {}

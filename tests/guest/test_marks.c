@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which sruns can be issued again, and the mark that connects them with their tasks. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "mark.h"
+#include "repeatable.h"
+
+static const struct step_mark made = {
+    .guest = 0xfedcba9876543210, .session = 7, .call = 4294967295, .hold = 12, .take_over = true};
+
+static struct step_mark taken(const char *variable, const char *rank)
+{
+    struct execspec spec = {0};
+    char text[128];
+    assert_int_equal(execspec_add_env(&spec, variable), 0);
+    (void)snprintf(text, sizeof text, "SLURM_PROCID=%s", rank);
+    assert_int_equal(execspec_add_env(&spec, text), 0);
+    struct step_mark mark = step_mark_take(&spec);
+    assert_int_equal(spec.envc, 1); /* programs do not see it */
+    execspec_free(&spec);
+    return mark;
+}
+
+static void a_mark_reaches_the_task(void **state)
+{
+    struct execspec spec = {0};
+    (void)state;
+    assert_int_equal(execspec_add_env(&spec, VHPC_CALL_VARIABLE "="), 0);
+    assert_int_equal(step_mark_put(&spec, &made), 0);
+    assert_int_equal(spec.envc, 1);
+    assert_string_equal(spec.envp[0], "SLURM_VHPC_CALL=fedcba9876543210.7.4294967295.12.1");
+    struct step_mark mark = taken(spec.envp[0], "31");
+    execspec_free(&spec);
+    assert_true(step_mark_same_srun(&mark, &made));
+    assert_true(mark.hold == 12 && mark.take_over && mark.task == 31);
+    assert_false(step_mark_same_task(&mark, &made));
+}
+
+static void other_texts_are_no_marks(void **state)
+{
+    static const char *const texts[] = {
+        "",           "1",          "1.2.3.4",  "1.2.3.4.2",          "0.2.3.4.1", "x.2.3.4.1",
+        "1.2.3.4.1x", "1.2.3.4.-1", "1.2.3..1", "1.4294967296.3.4.1", "1 2 3 4 1"};
+    char variable[128];
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        (void)snprintf(variable, sizeof variable, VHPC_CALL_VARIABLE "=%s", texts[i]);
+        assert_true(taken(variable, "0").guest == 0);
+    }
+    assert_true(taken(VHPC_CALL_VARIABLE "=1.2.3.4.1", "").guest == 0);
+    assert_true(taken(VHPC_CALL_VARIABLE "=1.2.3.4.1", "0").guest == 1);
+}
+
+static void the_newest_tasks_are_known(void **state)
+{
+    struct step_tasks tasks = {0};
+    struct step_mark mark = made;
+    (void)state;
+    for (mark.task = 0; mark.task < 20000; mark.task++)
+        assert_int_equal(step_tasks_add(&tasks, &mark), 0);
+    mark.task = 19999;
+    assert_true(step_tasks_have(&tasks, &mark));
+    mark.task = 20000 - 16384;
+    assert_true(step_tasks_have(&tasks, &mark));
+    mark.task = 20000;
+    assert_false(step_tasks_have(&tasks, &mark));
+    free(tasks.entry);
+}
+
+/* Options as "NAME=VALUE". */
+static bool is_repeatable(const char *nodes, const char *guests, const char *first,
+                          const char *second)
+{
+    const char *const options[] = {first, second};
+    struct repeatable r = {0};
+    (void)setenv("SLURM_JOB_NUM_NODES", nodes, 1);
+    (void)setenv("SLURM_NNODES", nodes, 1);
+    (void)setenv("SLURM_NTASKS", "8", 1);
+    (void)setenv("SLURM_NPROCS", "8", 1);
+    if (guests != NULL)
+        (void)setenv("VHPC_JOB_GUESTS", guests, 1);
+    else
+        (void)unsetenv("VHPC_JOB_GUESTS");
+    for (size_t i = 0; i < 2; i++) {
+        char name[64];
+        size_t len = strcspn(options[i], "=");
+        (void)snprintf(name, sizeof name, "%.*s", (int)len, options[i]);
+        if (len > 0)
+            repeatable_see(&r, name, options[i][len] == '=' ? options[i] + len + 1 : "");
+    }
+    return repeatable_is(&r);
+}
+
+static void steps_of_the_whole_job_are_repeatable(void **state)
+{
+    (void)state;
+    assert_true(is_repeatable("4", NULL, "", ""));
+    assert_true(is_repeatable("4", NULL, "nodes=4", "ntasks=8"));
+    assert_true(is_repeatable("4", NULL, "mpi=none", "output=x"));
+    assert_true(is_repeatable("4", NULL, "open-mode=append", "label"));
+    assert_false(is_repeatable("4", NULL, "nodes=2", ""));
+    assert_false(is_repeatable("4", NULL, "ntasks=4", ""));
+    assert_false(is_repeatable("4", NULL, "exact", ""));
+    assert_false(is_repeatable("4", NULL, "cpus-per-task=2", ""));
+    assert_false(is_repeatable("4", NULL, "unknown", ""));
+    assert_false(is_repeatable("4", NULL, "open-mode=truncate", ""));
+    (void)setenv("SLURM_HOSTFILE", "hosts", 1);
+    assert_false(is_repeatable("4", NULL, "", ""));
+    (void)unsetenv("SLURM_HOSTFILE");
+}
+
+static void all_steps_of_a_job_of_one_guest_are_repeatable(void **state)
+{
+    (void)state;
+    assert_true(is_repeatable("1", NULL, "exact", "ntasks=1"));
+    assert_true(is_repeatable("1", "1", "exact", "ntasks=1"));
+    assert_false(is_repeatable("1", "2", "exact", "ntasks=1"));
+    assert_false(is_repeatable("1", NULL, "pty", ""));
+    assert_false(is_repeatable("1", NULL, "nodelist=n1", ""));
+    assert_false(is_repeatable("1", NULL, "wait=5", ""));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_mark_reaches_the_task),
+        cmocka_unit_test(other_texts_are_no_marks),
+        cmocka_unit_test(the_newest_tasks_are_known),
+        cmocka_unit_test(steps_of_the_whole_job_are_repeatable),
+        cmocka_unit_test(all_steps_of_a_job_of_one_guest_are_repeatable),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

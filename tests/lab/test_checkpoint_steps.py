@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of jobs whose steps run: their tasks continue, after the checkpoint and in the next run."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from cluster import Job, Lab
+from injection import said, settled, start_soon, until
+from saving import checkpoint, checkpoints_on
+
+pytestmark = pytest.mark.lab
+
+TASKS, TURNS = 4, 40
+# Each task writes numbered lines to its output and to a file that it keeps open.
+COUNT = f"""
+srun python3 -u -c '
+import os, time
+rank = os.environ["SLURM_PROCID"]
+log = open(os.path.expanduser("~/%s.%s.log" % (os.environ["SLURM_JOB_ID"], rank)), "w")
+for i in range(1, {TURNS} + 1):
+    print(rank, i)
+    print(i, file=log, flush=True)
+    time.sleep(0.25)
+raise SystemExit(3 + int(rank))
+'
+echo status $?
+"""
+SHORT = """
+for i in $(seq 30); do srun sh -c "echo short $i; exit $((i % 3))"; echo code $i $?; done
+for i in $(seq 4); do srun sh -c "sleep 1; echo parallel $i" & done; wait
+seq 1 5 | srun sed 's/^/input /'
+srun -o lines-%t.out sh -c 'for i in $(seq 30); do echo $SLURM_PROCID line $i; sleep 0.2; done'
+cat lines-0.out lines-1.out; rm lines-?.out
+echo end
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _checkpoints(lab: Lab) -> Iterator[None]:
+    with checkpoints_on(lab):
+        yield
+
+
+def lines(job: Job) -> list[str]:
+    """What the job's programs have written, without what Slurm says of them."""
+    return [line for line in job.output().splitlines() if not line.startswith(("srun: ", "slurmstepd"))]
+
+
+def counts(lab: Lab, job: Job, least: int) -> None:
+    """Wait until each task has written so many lines."""
+    wanted = [f"{rank} {least}\n" for rank in range(TASKS)]
+    until(lambda: all(line in said(lab, job) for line in wanted), f"line {least} of job {job.id}", 240)
+
+
+@pytest.mark.promise("checkpoint.step")
+def test_tasks_continue_after_a_checkpoint_and_in_the_next_run(lab: Lab) -> None:
+    job = lab.submit(COUNT, "-N2", "--ntasks-per-node=2", "--open-mode=append")
+    counts(lab, job, 3)
+    checkpoint(lab, str(job.id))
+    counts(lab, job, 8)
+    checkpoint(lab, str(job.id), "--requeue")
+    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+    start_soon(lab, job.id)
+    assert job.wait(timeout=300) == "COMPLETED", said(lab, job)
+    wanted = [f"{rank} {turn}" for rank in range(TASKS) for turn in range(1, TURNS + 1)]
+    assert Counter(lines(job)) == Counter([*wanted, "status 6"]), job.output()
+    for rank in range(TASKS):
+        assert lab.read("alice", f"{job.id}.{rank}.log").split() == [str(i) for i in range(1, TURNS + 1)]
+    assert "task 3: Exited with exit code 6" in job.output()
+    settled(lab)
+
+
+def next_run(lab: Lab, job: Job, restarts: int) -> None:
+    """Wait until the script continues in the next run: its first step there has begun."""
+    until(lambda: job.show()["Restarts"] == str(restarts), f"job {job.id} to be in the queue again", 120)
+    start_soon(lab, job.id)
+    steps = ("squeue", "-h", "-s", "-j", str(job.id), "-o", "%i")
+    until(
+        lambda: f"{job.id}.0" in lab.run("ctl", *steps).out or "end" in lines(job),
+        f"run {restarts} of job {job.id}",
+        240,
+    )
+
+
+@pytest.mark.promise("checkpoint.step")
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [("-N2", "--ntasks-per-node=1"), ("-N1", "-n2")], ids="".join)
+@pytest.mark.parametrize("requeue", [False, True], ids=["continued", "requeued"])
+def test_no_checkpoint_loses_or_doubles_a_line_of_short_steps(
+    lab: Lab, shape: tuple[str, ...], requeue: bool
+) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    moments, job = random.Random(seed), lab.submit(SHORT, *shape, "--open-mode=append")
+    until(lambda: "code 1 1" in said(lab, job), f"job {job.id} to run steps", 240)
+    for number in range(1, 6 if requeue else 21):
+        time.sleep(moments.uniform(0.1, 2.0))
+        if "end" in lines(job):
+            break
+        words = ("vhpc", "checkpoint", str(job.id), *(["--requeue"] if requeue else []))
+        done = lab.run("login", *words, user="alice", check=False, timeout=300)
+        assert done.code == 0 or "end" in lines(job), done
+        if requeue and done.code == 0:
+            next_run(lab, job, number)
+    assert job.wait(timeout=400) == "COMPLETED", said(lab, job)
+    wanted = Counter({"end": 1})
+    for i in range(1, 31):
+        wanted.update({f"short {i}": 2, f"code {i} {i % 3}": 1, f"0 line {i}": 1, f"1 line {i}": 1})
+    wanted.update({f"parallel {i}": 2 for i in range(1, 5)})
+    # the input goes to all tasks
+    wanted.update({f"input {i}": 2 for i in range(1, 6)})
+    assert Counter(lines(job)) == wanted, job.output()
+    settled(lab)
