@@ -12,22 +12,7 @@
 
 static int send_exec(struct caller *c, const struct session *s)
 {
-    const uint8_t *at = buf_head(&c->message.data);
-    size_t left = c->message.data.len;
-    int rc = 0;
-    while (left > 0 && rc == 0) {
-        size_t part = left < VHPC_PAYLOAD_MAX ? left : VHPC_PAYLOAD_MAX;
-        struct frame f = {.type = VHPC_EXEC,
-                          .flags = part < left ? VHPC_MORE : 0,
-                          .session = s->id,
-                          .call = c->call,
-                          .length = (uint32_t)part,
-                          .payload = at};
-        rc = chan_send(&c->agent->host, &f);
-        at += part;
-        left -= part;
-    }
-    return rc;
+    return chan_send_message(&c->agent->host, VHPC_EXEC, s->id, c->call, &c->message.data);
 }
 
 static int encode(struct caller *c, const struct execspec *spec)

@@ -167,18 +167,13 @@ static bool all_frozen(const struct agent *a)
     return cgroup_is_frozen(a, 0);
 }
 
-/* True if the host has written all output; the agent asks for each lane that is in doubt. */
-static bool drained(const struct agent *a, bool ask)
+/* True if the host has written all output. */
+static bool drained(const struct agent *a)
 {
     bool all = true;
     for (struct session *s = a->sessions; s != NULL; s = s->next)
-        for (int i = 0; s->parked && !s->task.detached && i < VHPC_FDS_MAX; i++) {
-            if (flow_settled(&s->task.exchange.flow, (uint8_t)i))
-                continue;
-            all = false;
-            if (ask)
-                (void)exchange_send(&s->task.exchange, VHPC_SYNC, (uint8_t)i, 0, NULL, 0);
-        }
+        if (s->parked && !s->task.detached)
+            all = session_is_settled(s) && all;
     return all;
 }
 
@@ -275,13 +270,12 @@ static bool step(struct agent *a, long long now, int *rc)
             thaw(a, true);
             return false;
         }
-        (void)drained(a, true);
         h->phase = HOLD_DRAINING;
         (void)snprintf(h->why, sizeof h->why,
                        "the batch script's output is not written to its file yet");
         return true;
     case HOLD_DRAINING:
-        if (drained(a, false))
+        if (drained(a))
             h->phase = HOLD_HELD;
         return false;
     default:

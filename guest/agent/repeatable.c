@@ -5,12 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_one_of(const char *name, const char *const *list)
-{
-    while (*list != NULL && strcmp(*list, name) != 0)
-        list++;
-    return *list != NULL;
-}
+#include "slurm_args.h"
 
 static bool is_variable(const char *name, const char *value)
 {
@@ -30,13 +25,13 @@ void repeatable_see(struct repeatable *r, const char *name, const char *value)
         "mpi",       "multi-prog", "open-mode",        "output",
         "propagate", "quiet",      "task-epilog",      "task-prolog",
         "time",      "unbuffered", "verbose",          NULL};
-    if (is_one_of(name, never) || (strcmp(name, "open-mode") == 0 && value[0] != 'a'))
+    if (slurm_name_is_one_of(name, never) || (strcmp(name, "open-mode") == 0 && value[0] != 'a'))
         r->never = true;
     else if (strcmp(name, "nodes") == 0)
         r->chooses = r->chooses || !is_variable("SLURM_JOB_NUM_NODES", value);
     else if (strcmp(name, "ntasks") == 0)
         r->chooses = r->chooses || !is_variable("SLURM_NTASKS", value);
-    else if (!is_one_of(name, harmless))
+    else if (!slurm_name_is_one_of(name, harmless))
         r->chooses = true;
 }
 

@@ -38,13 +38,6 @@ static const char local_file[] =
     "this path is local to the guest, but the command opens it on the host: use a folder that "
     "guest and host share";
 
-static bool is_one_of(const char *name, const char *const *list)
-{
-    while (*list != NULL && strcmp(*list, name) != 0)
-        list++;
-    return *list != NULL;
-}
-
 static void check_path(const struct reading *r, const char *option, const char *path)
 {
     char what[64];
@@ -77,7 +70,8 @@ static void see_option(void *arg, const char *name, const char *value)
     r->is_bcast = r->is_bcast || strcmp(name, "bcast") == 0;
     if (is_srun)
         repeatable_see(&r->repeatable, name, value);
-    if (is_one_of(name, lists) || (strcmp(name, "nodelist") == 0 && strchr(value, '/') != NULL)) {
+    if (slurm_name_is_one_of(name, lists) ||
+        (strcmp(name, "nodelist") == 0 && strchr(value, '/') != NULL)) {
         check_path(r, name, value);
     } else if (strcmp(name, "export-file") == 0) {
         if (value[0] != '\0' && value[strspn(value, "0123456789")] == '\0')
@@ -85,9 +79,9 @@ static void see_option(void *arg, const char *name, const char *value)
                    "a descriptor of the guest does not reach the host: name a file in a folder "
                    "that guest and host share");
         check_path(r, name, value);
-    } else if (is_srun && is_one_of(name, streams) && is_stream_file(value)) {
+    } else if (is_srun && slurm_name_is_one_of(name, streams) && is_stream_file(value)) {
         check_path(r, name, value);
-    } else if (is_srun && is_one_of(name, programs) && strchr(value, '/') != NULL) {
+    } else if (is_srun && slurm_name_is_one_of(name, programs) && strchr(value, '/') != NULL) {
         check_path(r, name, value);
     }
 }
@@ -255,7 +249,7 @@ static const char *verb_of(char **argv)
 {
     static const char *const with_value[] = {"-M", "-u", "--clusters", "--cluster", "--uid", NULL};
     for (int i = 1; argv[i] != NULL; i++)
-        if (argv[i][0] != '-' && !is_one_of(argv[i - 1], with_value))
+        if (argv[i][0] != '-' && !slurm_name_is_one_of(argv[i - 1], with_value))
             return argv[i];
     return NULL;
 }
@@ -315,7 +309,7 @@ static bool reads_stdin(const char *name, char **argv)
         return asks(argv);
     if (strcmp(name, "scontrol") == 0 || strcmp(name, "sacctmgr") == 0)
         return verb_of(argv) == NULL;
-    return !is_one_of(name, never);
+    return !slurm_name_is_one_of(name, never);
 }
 
 int request_describe(const char *name, int argc, char **argv, struct execspec *spec)

@@ -353,3 +353,10 @@ void slurm_export_read(const char *value, slurm_name_seen *named, void *arg)
         word += len;
     }
 }
+
+bool slurm_name_is_one_of(const char *name, const char *const *list)
+{
+    while (*list != NULL && strcmp(*list, name) != 0)
+        list++;
+    return *list != NULL;
+}

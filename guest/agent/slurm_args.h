@@ -35,4 +35,7 @@ typedef void slurm_name_seen(void *arg, const char *name, size_t len, bool has_v
 /* Reads a value of --export; ALL, NONE and NIL are no names. */
 void slurm_export_read(const char *value, slurm_name_seen *named, void *arg);
 
+/* Whether a list that ends with NULL has the name. */
+bool slurm_name_is_one_of(const char *name, const char *const *list);
+
 #endif

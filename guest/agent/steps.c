@@ -29,7 +29,7 @@ bool step_obstacle(const struct session *s, char *why, size_t size)
     return what != NULL;
 }
 
-static bool is_settled(struct session *s)
+bool session_is_settled(struct session *s)
 {
     bool settled = true;
     for (int i = 0; i < VHPC_FDS_MAX; i++)
@@ -61,7 +61,7 @@ static void put_away(struct session *s, char *why, size_t size)
         return;
     }
     if (s->parked) {
-        if (cgroup_is_frozen(s->agent, s->number) && is_settled(s))
+        if (cgroup_is_frozen(s->agent, s->number) && session_is_settled(s))
             detach(s);
         return;
     }

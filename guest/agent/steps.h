@@ -17,5 +17,7 @@ bool step_obstacle(const struct session *s, char *why, size_t size);
  * has a clause.
  */
 bool steps_put_away(struct agent *a, char *why, size_t size);
+/* Whether the host has written all output of a session; if not, it is asked to say when. */
+bool session_is_settled(struct session *s);
 
 #endif

@@ -267,15 +267,14 @@ def test_a_step_that_starts_late_is_held_too(job: Job) -> None:
 
 
 def test_signals_reach_tasks_that_were_taken_over(job: Job) -> None:
-    catch = "trap 'echo got it; exit 2' TERM; echo up; while :; do sleep 0.05; done"
+    catch = "trap 'echo got it; exit 2' TERM; echo up; while :; do echo tick; sleep 0.05; done"
     run = job.start(f"{job.srun(catch)} & trap 'kill $!; wait; echo ended' TERM; wait")
     job.tasks_said("up")
     job.hold()
     job.restore()
     run.wait(WAIT_S)
     run = job.attach()
-    until(lambda: len(job.sruns()) == 2, "the next srun")
-    time.sleep(0.5)
+    job.grown()  # the tasks are attached
     run.terminate()
     run.wait(WAIT_S)
     job.tasks_said("got it")
