@@ -53,7 +53,8 @@ def _parts(text: str) -> dict[str, list[str]]:
 def test_tasks_of_all_nodes_exchange_values_by_pmi(lab: Lab) -> None:
     # cyclic: tasks 0, 2, 4 and 6 are on the first node
     lines = (f"one {EIGHT} 1", f"cyclic {EIGHT.replace('srun', 'srun -m cyclic')} 2")
-    output = lab.finish(_script(CLIENT, *lines), *PAIR, NETWORK).output()
+    job = lab.finish(_script(CLIENT, *lines), *PAIR, NETWORK)
+    output = lab.read(job.user, f"slurm-{job.id}.out")
     emulated = lab.run("n1", "test", "-w", "/dev/kvm", check=False).code != 0
     assert output.count("vhpc: the guests are emulated") == emulated, "once, and only then"
     parts = _parts(output)
