@@ -45,7 +45,7 @@ while True:
 
 @dataclass
 class Rounds:
-    """What was measured, a value for each round."""
+    """Results of the rounds: each list has one value per round."""
 
     write: list[float] = field(default_factory=list)
     dd_write: list[float] = field(default_factory=list)

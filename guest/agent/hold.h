@@ -27,7 +27,7 @@ struct hold_want {
 
 /*
  * The operations prepare, hold, release and resume. 0 (*later: the reply follows), or -errno with
- * one line in text; -ENOSYS: it is none of them.
+ * one line in text; -ENOSYS: another operation.
  *
  * After a release all programs continue. A resume is for a guest that was restored: the clock is
  * set first. In both cases a batch script whose client is gone stays stopped until it is attached.

@@ -21,7 +21,7 @@ from guest_rig import Saved
 from pace import until
 from vhpc_slurm.node.guest import hold as holding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
-from vhpc_slurm.node.guest.hold import release, resume
+from vhpc_slurm.node.guest.hold import release
 
 pytest_plugins = ["guest_rig"]
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
@@ -132,12 +132,15 @@ class Job:
     def restore(self) -> None:
         """The guests go on in another job, with other shims."""
         for guest in self.guests:
-            guest.shims[-1].kill()
-            guest.shims[-1].wait(WAIT_S)
-            guest.new_shim()
-            with guest.control() as channel:
-                resume(channel, time.time_ns())
+            guest.restore()
         self.told()
+
+    def next_run(self, run: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+        """Hold the guests, and continue the script in another job; returns its process on the host."""
+        self.hold()
+        self.restore()
+        run.wait(WAIT_S)
+        return self.attach()
 
     def out(self, name: str = "out") -> str:
         return (self.folder / name).read_text() if (self.folder / name).exists() else ""
@@ -151,9 +154,8 @@ class Job:
 
     def grown(self) -> None:
         """Wait for more output of each task."""
-        before = [len(self.out(name)) for name in ("out", "err")]
-        for name, size in zip(("out", "err"), before, strict=True):
-            until(lambda name=name, size=size: len(self.out(name)) > size, f"output of a task in {name}")  # type: ignore[misc]
+        sizes = {name: len(self.out(name)) for name in ("out", "err")}
+        until(lambda: all(len(self.out(name)) > sizes[name] for name in sizes), "more output of both tasks")
 
     def close(self) -> None:
         for guest in self.guests:
@@ -195,10 +197,7 @@ def test_tasks_continue_in_the_next_run(job: Job) -> None:
     run = job.start(f"{job.srun(LINES)}; echo status $?")
     job.grown()
     for _ in range(3):
-        job.hold()
-        job.restore()
-        run.wait(WAIT_S)
-        run = job.attach()
+        run = job.next_run(run)
         job.grown()
     (job.folder / "enough").touch()
     assert run.wait(WAIT_S) == 0
@@ -238,10 +237,7 @@ def test_tasks_that_ended_before_are_not_started_again(job: Job) -> None:
     run = job.start(f"{job.srun(program)}; echo status $?")
     job.tasks_said("up")
     time.sleep(0.5)
-    job.hold()
-    job.restore()
-    run.wait(WAIT_S)
-    run = job.attach()
+    run = job.next_run(run)
     time.sleep(0.5)
     (job.folder / "enough").touch()
     assert run.wait(WAIT_S) == 0
@@ -270,10 +266,7 @@ def test_signals_reach_tasks_that_were_taken_over(job: Job) -> None:
     catch = "trap 'echo got it; exit 2' TERM; echo up; while :; do echo tick; sleep 0.05; done"
     run = job.start(f"{job.srun(catch)} & trap 'kill $!; wait; echo ended' TERM; wait")
     job.tasks_said("up")
-    job.hold()
-    job.restore()
-    run.wait(WAIT_S)
-    run = job.attach()
+    run = job.next_run(run)
     job.grown()  # the tasks are attached
     run.terminate()
     run.wait(WAIT_S)
@@ -286,10 +279,7 @@ def test_an_output_without_a_reader_stays_so(job: Job) -> None:
     program = "echo up; until [ -e enough ]; do sleep 0.05; done; seq 100000"
     run = job.start(f"{job.srun(program)} | (read line; echo $line); sleep 1000 & wait")
     job.tasks_said("up")
-    job.hold()
-    job.restore()
-    run.wait(WAIT_S)
-    run = job.attach()
+    run = job.next_run(run)
     until(lambda: len(job.sruns()) == 2, "the next srun")
     (job.folder / "enough").touch()
     run.terminate()

@@ -184,6 +184,10 @@ class Saved:
         """Hold the guest; its shim ends; another shim continues it."""
         with self.control() as channel:
             hold(channel, WAIT_S)
+        self.restore()
+
+    def restore(self) -> None:
+        """The held guest continues with another shim."""
         self.shims[-1].kill()
         self.shims[-1].wait(WAIT_S)
         self.new_shim()
