@@ -36,6 +36,12 @@ EMULATOR_FAULTS = re.compile(
     f"|within {BOOT_S} s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
     "|iotlb_to_section: Assertion"
 )
+SLEEP_ON_ALL_CPUS = """
+import os, time
+for cpu in os.sched_getaffinity(0):
+    os.sched_setaffinity(0, {cpu})
+    time.sleep(0.1)
+"""
 USAGE = re.compile(r"(?:; |(?<=^vhpc:) )usage (?:[a-z_]+=[0-9./]+ ?)+$")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
 
@@ -72,10 +78,11 @@ class Job:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def told(self) -> str:
-        """A failed test's text about a job: its state, the reason, and its events with times."""
+        """A failed test's text about a job: its state, the end of its output, the reason, and its times."""
         show = self.show()
         fields = ("Reason", "Restarts", "NodeList", "SubmitTime", "StartTime", "EndTime")
-        return f"job {self.id} is {show['JobState']}: " + " ".join(
+        said = self.lab.run("login", "tail", "-n1", show.get("StdOut", "/dev/null"), check=False).out
+        return f"job {self.id} is {show['JobState']}, said {said[:60]!r}: " + " ".join(
             f"{name}={show.get(name)}" for name in fields
         )
 
@@ -94,19 +101,19 @@ class Job:
             time.sleep(0.3)
 
     def sleeps(self) -> None:
-        """See whether time passes in the first guest of a running job.
+        """See whether time passes on all CPUs of a running job's guests.
 
         Raises:
-            EmulatorError: the guest runs commands, but no sleep ends: it lost a timer interrupt.
+            EmulatorError: programs run, but a sleep does not end: a CPU has lost a timer interrupt.
         """
-        step = ("timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-N1", "-n1")
+        step = ("timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "--ntasks-per-node=1")
 
-        def status(*command: str) -> int:
-            return self.lab.run("login", *step, *command, user=self.user, check=False).code
+        def status(code: str) -> int:
+            return self.lab.run("login", *step, "python3", "-c", code, user=self.user, check=False).code
 
-        if status("true") == 0 and status("sleep", "0.1") == 124:
+        if status("") == 0 and status(SLEEP_ON_ALL_CPUS) == 124:
             self.lab.run("ctl", "scancel", str(self.id))
-            raise EmulatorError(f"no sleep ends in the guest of job {self.id}")
+            raise EmulatorError(f"a sleep does not end in a guest of job {self.id}")
 
     def queued(self) -> bool:
         """Whether the job, a component or an element of its array is in the queue; a failed squeue fails."""
@@ -231,6 +238,13 @@ class Lab:
         rows = self.run("ctl", "squeue", "-h", "-t", "R", "-o", "%A %u").out.splitlines()
         for number, user in map(str.split, rows):
             Job(self, int(number), user).sleeps()
+
+    def cancel_all(self) -> None:
+        """End all jobs."""
+        jobs = self.run("ctl", "squeue", "-h", "-o", "%A").out.split()
+        if jobs:
+            self.run("ctl", "scancel", *jobs)
+        self.quiet()
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""

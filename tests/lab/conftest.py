@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import VLAB, Lab
+from cluster import VLAB, EmulatorError, Lab
 from injection import until
 from twins import FILES, WHERE
 
@@ -57,25 +57,39 @@ def lab() -> Lab:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_setup(item: pytest.Function) -> Iterator[None]:
     """A fixture that waited in vain for a guest in which no time passes fails by the emulator's fault."""
-    yield from _unless_time_stands(item)
+    yield from _emulator_faults_are_found(item)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_call(item: pytest.Function) -> Iterator[None]:
     """So does a test."""
-    yield from _unless_time_stands(item)
+    yield from _emulator_faults_are_found(item)
 
 
-def _unless_time_stands(item: pytest.Item) -> Iterator[None]:
+def _emulator_faults_are_found(item: pytest.Function) -> Iterator[None]:
+    used = item.funcargs.get("lab")
     try:
-        yield
-    except (AssertionError, pytest.fail.Exception):
-        used = item.funcargs.get("lab") if isinstance(item, pytest.Function) else None
+        try:
+            yield
+        except (AssertionError, pytest.fail.Exception):
+            if isinstance(used, Lab):
+                used.time_passes()
+            raise
+    except EmulatorError:
         if isinstance(used, Lab):
-            used.time_passes()
+            _begin_again(item, used)
         raise
+
+
+def _begin_again(item: pytest.Function, lab: Lab) -> None:
+    """End all jobs and the fixtures of the module: its job may be the one with the fault."""
+    lab.cancel_all()
+    for definitions in item._fixtureinfo.name2fixturedefs.values():  # no public way
+        for definition in definitions:
+            if definition.scope == "module":
+                definition.finish(item._request)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -115,6 +115,11 @@ class Site:
             path for path in self.processes() if b"store.peers.process" in (path / "cmdline").read_bytes()
         ]
 
+    def server(self) -> Path:
+        """The only one; while a program is being executed, its process has no arguments for a moment."""
+        until(lambda: len(self.servers()) == 1)
+        return self.servers()[0]
+
     def left(self) -> list[str]:
         """Processes on nodes, and offers."""
         offers = self.folder.glob("*/run/warming/*")
@@ -293,7 +298,7 @@ BEGIN = json.dumps({"run": RUN, "node": "11", "nodes": "[11-12]"})
 def test_a_node_serves_without_rights_until_its_input_ends(site: Site, node: Node) -> None:
     node.say(BEGIN)
     assert node.hear() == {"serves": True}
-    (server,) = site.servers()
+    server = site.server()
     # its rights are gone once setpriv has executed it, a moment after it has been started
     until(lambda: "Name:\tsetpriv\n" not in (server / "status").read_text())
     assert "CapEff:\t0000000000000000" in (server / "status").read_text()
@@ -330,7 +335,7 @@ def test_an_offer_of_a_killed_command_is_not_valid_and_goes(site: Site, node: No
     node.hear()
     node.command.kill()
     node.command.wait()
-    (server,) = site.servers()
+    server = site.server()
     os.kill(int(server.name), signal.SIGKILL)
     assert (site.folder / f"11/run/warming/{RUN}.json").exists()
     other = Node(site)
