@@ -218,6 +218,11 @@ void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
 /* Stop or continue its processes, after a change of what stops them; false if that fails. */
 bool session_freeze(struct session *s);
+/*
+ * For a hold: stop its processes, and what they write from now on stays in their pipes; or let
+ * both continue. False: they cannot be stopped.
+ */
+bool session_park(struct session *s, bool parked);
 
 /*
  * pmi.c: end the program with spec.pmi_refusal if it uses PMI; the line is dropped if it does not

@@ -23,8 +23,6 @@ static int refuse(struct session *s, int number, const char *text)
     return error_send(&s->agent->host, s->id, 0, VHPC_ERR_REFUSED, number, text);
 }
 
-static const char other[] = "the program in the guest has another user or other streams";
-
 static bool is_same(const struct session *s, const struct session *there)
 {
     return there->spec.uid == s->spec.uid &&
@@ -34,9 +32,15 @@ static bool is_same(const struct session *s, const struct session *there)
 static int take_over(struct session *s, struct session *there)
 {
     struct agent *a = s->agent;
+    int rc = 0;
     if (!is_same(s, there))
-        return refuse(s, EINVAL, other);
-    int rc = again_renew(there, &s->spec);
+        return refuse(s, EINVAL, "the program in the guest has another user or other streams");
+    /* Of a step's tasks only the steps differ, not the job. */
+    if (s->spec.attach != NULL && a->system)
+        rc = resumed_write(RESUMED_FILE, &there->spec, &s->spec);
+    if (rc < 0)
+        return refuse(s, -rc, "couldn't write the job's variables in the guest");
+    rc = again_renew(there, &s->spec);
     if (rc < 0)
         return rc;
     there->id = s->id;
@@ -52,10 +56,8 @@ static int take_over(struct session *s, struct session *there)
     }
     rc = task_attach(&there->task, there->id, &s->flow);
     /* During a hold it is only there to be detached again. */
-    there->parked = a->hold.phase >= HOLD_STEPS;
-    there->task.exchange.live = there->task.exchange.live && !there->parked;
     there->frozen = there->halted = false;
-    (void)session_freeze(there);
+    (void)session_park(there, a->hold.phase >= HOLD_STEPS);
     return rc < 0 ? rc : again_issue_all(a);
 }
 
@@ -64,11 +66,6 @@ int session_attach(struct session *s)
     struct session *there = find_detached(s->agent, s->spec.attach);
     if (there == NULL)
         return refuse(s, ENOENT, "the guest has no program that waits to be attached");
-    if (!is_same(s, there))
-        return refuse(s, EINVAL, other);
-    int rc = there->agent->system ? resumed_write(RESUMED_FILE, &there->spec, &s->spec) : 0;
-    if (rc < 0)
-        return refuse(s, -rc, "couldn't write the job's variables in the guest");
     return take_over(s, there);
 }
 

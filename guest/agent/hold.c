@@ -135,11 +135,8 @@ bool hold_finds_lock(const char *locks, const char *mounts, char *text, size_t s
 static void thaw(struct agent *a, bool all)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next) {
-        if (!s->parked || (s->task.detached && !all))
-            continue;
-        s->parked = false;
-        s->task.exchange.live = !s->task.detached && s->task.exchange.flow.phase == FLOW_RUNNING;
-        (void)session_freeze(s);
+        if (s->parked && (all || !s->task.detached))
+            (void)session_park(s, false);
     }
     (void)cgroup_freeze_login(a, false);
 }
@@ -151,9 +148,7 @@ static int freeze(struct agent *a)
         bool ours = s->task.detached ? s->mark.guest != 0 : is_batch(s);
         if (!ours || s->task.finished || s->closed)
             continue;
-        s->parked = true;
-        s->task.exchange.live = false; /* what it writes from now on stays in its pipes */
-        if (!session_freeze(s))
+        if (!session_park(s, true))
             return -ENOTSUP;
     }
     return cgroup_freeze_login(a, true) < 0 ? -ENOTSUP : 0;
@@ -190,10 +185,9 @@ static int go_on(struct agent *a)
 {
     a->hold.phase = HOLD_NONE;
     thaw(a, false);
-    for (struct session *s = a->sessions; s != NULL; s = s->next) {
-        s->parked = s->parked || s->task.detached;
-        (void)session_freeze(s);
-    }
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        if (s->task.detached)
+            (void)session_park(s, true);
     for (struct session *s; (s = oldest_waiting(a)) != NULL;) {
         s->waiting = false;
         int rc = session_begin(s);

@@ -39,6 +39,14 @@ bool session_freeze(struct session *s)
     return true;
 }
 
+bool session_park(struct session *s, bool parked)
+{
+    struct exchange *x = &s->task.exchange;
+    s->parked = parked;
+    x->live = !parked && !s->task.detached && x->flow.phase == FLOW_RUNNING;
+    return session_freeze(s);
+}
+
 void session_heard(struct session *s)
 {
     if (!s->halted)

@@ -55,9 +55,7 @@ static void put_away(struct session *s, char *why, size_t size)
     (void)snprintf(why, size, "step %.40s does not stop",
                    s->spec.step != NULL ? s->spec.step : "?");
     if (s->task.reaped) { /* it ends by itself, when its output is sent */
-        s->parked = false;
-        s->task.exchange.live = s->task.exchange.flow.phase == FLOW_RUNNING;
-        (void)session_freeze(s);
+        (void)session_park(s, false);
         return;
     }
     if (s->parked) {
@@ -67,9 +65,7 @@ static void put_away(struct session *s, char *why, size_t size)
     }
     if (step_obstacle(s, why, size) || !again_are_suspended(s->agent, s, why, size))
         return;
-    s->parked = true;
-    s->task.exchange.live = false;
-    if (!session_freeze(s))
+    if (!session_park(s, true))
         (void)snprintf(why, size, "the guest's kernel cannot freeze cgroups");
 }
 
