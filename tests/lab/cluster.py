@@ -36,6 +36,11 @@ EMULATOR_FAULTS = re.compile(
     f"|within {BOOT_S} s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
     "|iotlb_to_section: Assertion"
 )
+PROCESSES = """
+for process in /proc/[0-9]*; do
+    echo $(cut -d' ' -f1-4 $process/stat) $(cat $process/wchan) $(tr '\\0' ' ' < $process/cmdline)
+done 2>&1 | grep -av "^[0-9]* (.*) [A-Z] 2 "  # no threads of the kernel
+"""
 SLEEP_ON_ALL_CPUS = """
 import os, time
 for cpu in os.sched_getaffinity(0):
@@ -114,6 +119,15 @@ class Job:
         if status("") == 0 and status(SLEEP_ON_ALL_CPUS) == 124:
             self.lab.run("ctl", "scancel", str(self.id))
             raise EmulatorError(f"a sleep does not end in a guest of job {self.id}")
+
+    def processes(self) -> str:
+        """Processes of the job's guests and of its nodes, with their states, for a test that has failed."""
+        guests = ("timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-l", "sh", "-c", PROCESSES)
+        done = self.lab.run("login", *guests, user=self.user, check=False)
+        nodes = [
+            self.lab.run(node, "ps", "-eo", "pid,ppid,stat,wchan:20,args").out for node in self.lab.nodes
+        ]
+        return "\n".join([f"job {self.id}, its guests and the nodes:", done.out, done.err, *nodes])
 
     def queued(self) -> bool:
         """Whether the job, a component or an element of its array is in the queue; a failed squeue fails."""
@@ -230,14 +244,16 @@ class Lab:
         return found[0] if found else ""
 
     def time_passes(self) -> None:
-        """See whether time passes in the guests of all running jobs.
+        """See whether time passes in the guests of all running jobs; prints their processes if it does.
 
         Raises:
             EmulatorError: not in one of them.
         """
         rows = self.run("ctl", "squeue", "-h", "-t", "R", "-o", "%A %u").out.splitlines()
         for number, user in map(str.split, rows):
-            Job(self, int(number), user).sleeps()
+            job = Job(self, int(number), user)
+            job.sleeps()
+            print(job.processes())
 
     def cancel_all(self) -> None:
         """End all jobs."""
