@@ -15,6 +15,7 @@
 #include "gpus.h"
 #include "hello.h"
 #include "mark.h"
+#include "pmirecord.h"
 #include "pmiwatch.h"
 #include "task.h"
 #include "usage.h"
@@ -31,6 +32,8 @@ struct session_pmi {
     bool directory;         /* it uses the directory of its step */
     uint8_t number;         /* PMI_FD, if it is relayed; 0: it is not */
     struct pmiwatch watch;  /* what the program asks there */
+    struct pmirecord record;
+    bool fenced; /* the agent's table of tasks says so */
 };
 
 /* hold.c: the state of a hold. */

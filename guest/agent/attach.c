@@ -79,8 +79,19 @@ static struct session *find_task(const struct session *s)
     return NULL;
 }
 
-/* A session without a program: it starts and ends, with status 0. */
-static int end_at_once(struct session *s)
+/* The other tasks' fence in the new PMI server waits for this task too. */
+static int put_fence(struct buf *started, const struct step_mark *task)
+{
+    static const char *const told[] = {
+        [STEP_FENCES_PMI_1] = "cmd=init pmi_version=1 pmi_subversion=1\ncmd=barrier_in\n",
+        [STEP_FENCES_PMI_2] = "cmd=init pmi_version=2 pmi_subversion=0\n    14cmd=kvs-fence;",
+    };
+    return task->fences != STEP_FENCES_NONE ? tlv_put_str(started, TAG_PMI_TOLD, told[task->fences])
+                                            : 0;
+}
+
+/* A session without a program, because the task has ended: it starts and ends, with status 0. */
+static int end_at_once(struct session *s, const struct step_mark *task)
 {
     struct exchange x;
     struct buf started = {0}, ended = {0};
@@ -89,6 +100,7 @@ static int end_at_once(struct session *s)
     int rc = tlv_put_u32(&started, TAG_PID, 1);
     if (rc == 0 && s->spec.pmi_refusal != NULL)
         rc = tlv_put_u32(&started, TAG_PMI_REFUSAL, 1);
+    rc = rc < 0 ? rc : put_fence(&started, task);
     rc = rc < 0 ? rc : exchange_send_tlv(&x, VHPC_STARTED, &started);
     rc = rc < 0 ? rc : tlv_put_u32(&ended, TAG_EXIT_CODE, 0);
     rc = rc < 0 ? rc : exchange_send_tlv(&x, VHPC_EXIT, &ended);
@@ -101,14 +113,15 @@ int session_take_task(struct session *s)
     struct agent *a = s->agent;
     if (s->mark.guest == 0)
         return 0;
+    const struct step_mark *task = step_tasks_find(&a->tasks, &s->mark);
     if (!s->mark.take_over)
-        return step_tasks_have(&a->tasks, &s->mark) ? 0 : step_tasks_add(&a->tasks, &s->mark);
+        return task != NULL ? 0 : step_tasks_add(&a->tasks, &s->mark);
     struct session *there = find_task(s);
     int rc;
     if (there != NULL)
         rc = take_over(s, there);
-    else if (step_tasks_have(&a->tasks, &s->mark))
-        rc = end_at_once(s);
+    else if (task != NULL)
+        rc = end_at_once(s, task);
     else
         rc = refuse(s, ENOENT, "this task did not run in this guest before the checkpoint");
     return rc < 0 ? rc : 1;

@@ -82,10 +82,10 @@ int step_tasks_add(struct step_tasks *t, const struct step_mark *mark)
     return 0;
 }
 
-bool step_tasks_have(const struct step_tasks *t, const struct step_mark *mark)
+struct step_mark *step_tasks_find(const struct step_tasks *t, const struct step_mark *mark)
 {
     for (size_t i = 0; i < t->count; i++)
         if (step_mark_same_task(&t->entry[i], mark))
-            return true;
-    return false;
+            return &t->entry[i];
+    return NULL;
 }

@@ -18,6 +18,12 @@ struct step_mark {
     uint64_t hold;  /* the last one that the srun's guest had begun when the srun was issued */
     bool take_over; /* issued again: its tasks are there */
     uint32_t task;  /* SLURM_PROCID; not in the variable */
+    /* Whether the task has taken part in fences of its PMI server; not in the variable. */
+    enum {
+        STEP_FENCES_NONE,
+        STEP_FENCES_PMI_1,
+        STEP_FENCES_PMI_2,
+    } fences;
 };
 
 /* The tasks of this guest that have a mark, the newest ones. */
@@ -35,6 +41,7 @@ bool step_mark_same_task(const struct step_mark *a, const struct step_mark *b);
 
 /* 0 or -ENOMEM. */
 int step_tasks_add(struct step_tasks *t, const struct step_mark *mark);
-bool step_tasks_have(const struct step_tasks *t, const struct step_mark *mark);
+/* NULL: it did not run here. */
+struct step_mark *step_tasks_find(const struct step_tasks *t, const struct step_mark *mark);
 
 #endif

@@ -100,6 +100,8 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
     struct session *s = t->arg;
     if (number != s->pmi.number)
         return true;
+    if (s->mark.guest != 0)
+        pmirecord_program(&s->pmi.record, data, len);
     switch (pmiwatch_read(&s->pmi.watch, data, len)) {
     case PMIWATCH_SECOND_INIT:
         pmi_refuse(s, EPERM,
@@ -115,6 +117,23 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
     return true;
 }
 
+static void heard(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
+{
+    const struct task *t = x->owner;
+    struct session *s = t->arg;
+    struct pmirecord *r = &s->pmi.record;
+    if (number != s->pmi.number)
+        return;
+    pmirecord_server(r, data, len);
+    struct step_mark *task = s->pmi.fenced || r->fence_len == 0
+                                 ? NULL
+                                 : step_tasks_find(&s->agent->tasks, &s->mark);
+    if (task != NULL) {
+        task->fences = r->program.fields ? STEP_FENCES_PMI_2 : STEP_FENCES_PMI_1;
+        s->pmi.fenced = true;
+    }
+}
+
 void pmi_watch(struct session *s)
 {
     const char *text = execspec_getenv(&s->spec, PMI_FD);
@@ -123,6 +142,8 @@ void pmi_watch(struct session *s)
         return;
     s->pmi.number = (uint8_t)number;
     s->task.exchange.pass = pass;
+    if (s->mark.guest != 0)
+        s->task.exchange.heard = heard;
 }
 
 /* --- the directory of a step ------------------------------------------------------ */
@@ -199,6 +220,7 @@ void pmi_unguard(struct session *s)
     close_fd(&s->pmi, &s->agent->loop);
     pmi_started(s);
     pmix_close(s);
+    pmirecord_free(&s->pmi.record);
     free(s->pmi.failure);
     s->pmi.failure = NULL;
 }

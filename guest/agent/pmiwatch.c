@@ -2,8 +2,9 @@
 /* Decision: The agent reads a program's PMI requests */
 #include "pmiwatch.h"
 
-#include <stdlib.h>
 #include <string.h>
+
+#include "pmimessage.h"
 
 static const char init[] = "cmd=init", version_2[] = "pmi_version=2";
 
@@ -26,17 +27,6 @@ static enum pmiwatch_found take_line(struct pmiwatch *w)
     return begins(w, "mcmd=spawn") ? PMIWATCH_SPAWN : PMIWATCH_NOTHING;
 }
 
-/* Length of a message of PMI-2 without its prefix, or -1. */
-static long length_of(const struct pmiwatch *w)
-{
-    char text[PMIWATCH_LENGTH + 1] = "";
-    memcpy(text, w->head, PMIWATCH_LENGTH);
-    size_t skip = strspn(text, " "), digits = strspn(text + skip, "0123456789");
-    if (digits == 0 || text[skip + digits + strspn(text + skip + digits, " ")] != '\0')
-        return -1;
-    return strtol(text + skip, NULL, 10);
-}
-
 /* One more byte of a line is in the head. */
 static enum pmiwatch_found read_line(struct pmiwatch *w)
 {
@@ -54,24 +44,24 @@ static enum pmiwatch_found read_line(struct pmiwatch *w)
 static enum pmiwatch_found read_message(struct pmiwatch *w)
 {
     enum pmiwatch_found found = PMIWATCH_NOTHING;
-    if (w->have < PMIWATCH_LENGTH)
+    if (w->have < PMI_LENGTH)
         return found;
-    long length = length_of(w);
+    long length = pmi_length(w->head);
     if (length < 0) {
         /* The next program begins with a line again. */
         w->messages = false;
-        w->over = memcmp(w->head, init, PMIWATCH_LENGTH) != 0;
+        w->over = memcmp(w->head, init, PMI_LENGTH) != 0;
         return found;
     }
-    size_t told = (size_t)length < PMIWATCH_HEAD - PMIWATCH_LENGTH
-                      ? PMIWATCH_LENGTH + (size_t)length
+    size_t told = (size_t)length < PMIWATCH_HEAD - PMI_LENGTH
+                      ? PMI_LENGTH + (size_t)length
                       : PMIWATCH_HEAD;
     if (w->have < told)
         return found;
     if (memmem(w->head, w->have, "cmd=spawn;", sizeof "cmd=spawn;" - 1) ==
-        w->head + PMIWATCH_LENGTH)
+        w->head + PMI_LENGTH)
         found = PMIWATCH_SPAWN;
-    w->skip = (uint64_t)length + PMIWATCH_LENGTH - w->have;
+    w->skip = (uint64_t)length + PMI_LENGTH - w->have;
     w->have = 0;
     return found;
 }

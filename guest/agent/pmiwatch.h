@@ -15,7 +15,6 @@
 
 enum {
     PMIWATCH_HEAD = 48, /* bytes of a line or message that say what it is */
-    PMIWATCH_LENGTH = 6,
 };
 
 enum pmiwatch_found {

@@ -145,12 +145,15 @@ static void kill_rest(struct task *t)
 static void started_fields(struct task *t, struct buf *b)
 {
     const struct session *s = t->arg;
+    const struct buf told = s->pmi.record.kept;
+    if (told.len > 0) /* the program is attached */
+        (void)tlv_put(b, TAG_PMI_TOLD, buf_head(&told), told.len);
     if (s->pmi.judged)
         (void)tlv_put_u32(b, TAG_PMI_REFUSAL, 1);
     if (s->spec.x11.wanted)
         (void)tlv_put_u32(b, TAG_DISPLAY, (uint32_t)s->x11_error);
     /* Only MPI steps read it, and a hypervisor has to answer CPUID. */
-    if ((s->spec.pmix || s->pmi.number > 0) && is_emulated())
+    if (told.len == 0 && (s->spec.pmix || s->pmi.number > 0) && is_emulated())
         (void)tlv_put_u32(b, TAG_EMULATED, 1);
 }
 

@@ -13,8 +13,9 @@ static const char *clause(const struct session *s)
         return "starts";
     if (s->spec.tty)
         return "has a terminal";
-    if (s->pmi.watch.begun)
-        return "is an MPI program that uses PMI";
+    const char *pmi = pmirecord_obstacle(&s->pmi.record);
+    if (pmi != NULL)
+        return pmi;
     for (size_t i = 0; i < VHPC_FDS_MAX; i++)
         if (i != s->pmi.number && x->outlet[i].open && !x->outlet[i].eof)
             return "reads an input that has not ended";

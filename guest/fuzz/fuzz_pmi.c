@@ -2,14 +2,15 @@
 /* promise: pmi.exchange, attack.channel */
 /*
  * Arbitrary bytes from a PMI server: what passes has the same length in one piece and in pieces,
- * and a mapping is written for any text. The first bytes choose tasks, guests and the size of
- * pieces.
+ * and a mapping is written for any text; the same for what an agent keeps of a program's requests.
+ * The first bytes choose tasks, guests and the size of pieces.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "mapping.h"
 #include "pmi_filter.h"
+#include "pmirecord.h"
 #include "rig.h"
 
 static void pass(const uint8_t *data, size_t size, size_t piece, struct pmi_filter f,
@@ -20,6 +21,30 @@ static void pass(const uint8_t *data, size_t size, size_t piece, struct pmi_filt
             abort();
     if (pmi_filter_end(&f, out) < 0)
         abort();
+}
+
+/* The bytes as requests, and as answers of a server that speaks PMI-2 or not. */
+static void record(const uint8_t *data, size_t size, size_t piece, struct pmirecord *r)
+{
+    for (size_t at = 0; at < size; at += piece) {
+        size_t part = size - at < piece ? size - at : piece;
+        pmirecord_program(r, data + at, part);
+        pmirecord_server(r, data + at, part);
+        if (r->kept.len > PMIRECORD_MAX)
+            abort();
+    }
+}
+
+static void record_both(const uint8_t *data, size_t size, size_t piece)
+{
+    struct pmirecord whole = {0}, parts = {0};
+    record(data, size, size + 1, &whole);
+    record(data, size, piece, &parts);
+    if (whole.lost == NULL && parts.lost == NULL &&
+        (whole.kept.len != parts.kept.len || whole.program.count != parts.program.count))
+        abort();
+    pmirecord_free(&whole);
+    pmirecord_free(&parts);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -42,5 +67,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     buf_free(&whole);
     buf_free(&parts);
+    record_both(data, size, piece);
     return 0;
 }

@@ -241,6 +241,10 @@ PMI = {
     "messages": bytes([3, 1, 2]) + INIT_2 + b"55    cmd=kvs-get-response;found=TRUE;value=(vector,(0,1,4));",
     "mapping": bytes([7, 2, 0]) + b"(vector,(0,2,1),(0,1,2),(1,1,4))",
     "no-length": bytes([0, 0, 9]) + INIT_2 + b"-12   cmd=x;",
+    "requests-1": bytes([0, 0, 7])
+    + b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=put kvsname=1.1 key=a value=b\ncmd=barrier_in\n" * 2,
+    "requests-2": bytes([0, 0, 5])
+    + b"cmd=init pmi_version=2 pmi_subversion=0\n    14cmd=kvs-fence;26    cmd=kvs-put;key=a;value=b;" * 2,
 }
 
 

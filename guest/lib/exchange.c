@@ -325,6 +325,8 @@ int exchange_receive(struct exchange *x, const struct frame *f)
     }
     switch (f->type) {
     case VHPC_DATA:
+        if (x->heard != NULL)
+            x->heard(x, f->fd, f->payload, f->length);
         return outlet_push(&x->outlet[f->fd], f);
     case VHPC_EOF:
         if ((f->flags & VHPC_READER) == 0)

@@ -58,6 +58,8 @@ struct exchange {
      * when the other end reads no more: writing is no error then.
      */
     bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
+    /* Gets what the other end has sent, before it is written; may be NULL. */
+    void (*heard)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
     /*
      * A regular file has no room for so many bytes: whether to discard them and continue. NULL, and
      * other errors of write(2): the other end is told that reading has ended.

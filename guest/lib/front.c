@@ -28,9 +28,9 @@ static void end(struct front *f, enum front_end how, int value, const char *text
     f->state = FRONT_FLUSHING;
 }
 
-void front_give_up(struct front *f, const char *why)
+void front_give_up(struct front *f, enum front_end how, int number, const char *why)
 {
-    end(f, FRONT_LOST, ENOTCONN, why);
+    end(f, how, number, why);
 }
 
 /* --- frames ------------------------------------------------------------------ */
@@ -361,7 +361,7 @@ static void serve(struct front *f)
         if (f->state == FRONT_GREETING && now_ms() > f->deadline)
             end(f, FRONT_TIMEOUT, ETIMEDOUT, "the guest does not answer");
         /* In any case, first write the output that the program has produced. */
-        if (f->state == FRONT_FLUSHING && exchange_outlets_done(&f->exchange))
+        if (f->state == FRONT_FLUSHING && !f->waits && exchange_outlets_done(&f->exchange))
             f->state = FRONT_DONE;
     }
 }

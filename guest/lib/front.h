@@ -74,6 +74,7 @@ struct front {
     long long watched_until; /* send PINGs until this time */
     long long ping_at;
     uint32_t pings_pending;
+    bool waits;
     enum { FRONT_GREETING, FRONT_ASKED, FRONT_RUNNING, FRONT_FLUSHING, FRONT_DONE } state;
 };
 
@@ -83,12 +84,22 @@ struct front {
  */
 struct front_result front_run(struct front *f, const char *socket_path);
 
-/* Let front_run() return FRONT_LOST with this text; to be called from a source of its loop. */
-void front_give_up(struct front *f, const char *why);
+/* Let front_run() return this; to be called from a source of its loop. */
+void front_give_up(struct front *f, enum front_end how, int number, const char *why);
 
 /* After a program that was refused: free what front_run() has opened, so that it can be called
  * again. */
 void front_forget(struct front *f);
+
+/*
+ * After STARTED: no data flows and the command does not end, until it is called with false; or
+ * front_give_up() ends the command.
+ */
+static inline void front_wait(struct front *f, bool waits)
+{
+    f->waits = waits;
+    f->exchange.live = !waits;
+}
 
 /*
  * Fill in what the program takes over from this process: working directory, umask, limits,

@@ -189,6 +189,7 @@ enum vhpc_tag {
     TAG_ATTACH = 147,
     TAG_TIME_NS = 148,
     TAG_HOLD = 149,
+    TAG_PMI_TOLD = 150,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */

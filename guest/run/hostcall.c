@@ -109,7 +109,7 @@ static const struct link_server *server_of(const struct host_calls *h, const str
 {
     const struct link_server *server = NULL;
     if (strcmp(spec->argv[0], VHPC_CALL_PMIX) == 0)
-        server = h->pmix;
+        server = &h->pmi->pmix;
     else if (strcmp(spec->argv[0], VHPC_CALL_X11) == 0)
         server = &h->x11->server;
     return server != NULL && server->len > 0 && spec->fd_dir[0] == VHPC_FD_BOTH ? server : NULL;
@@ -163,6 +163,7 @@ void host_calls_started(struct front *f, const struct frame *frame)
 {
     x11_started(calls_of(f)->x11, frame);
     pmi_say_emulated(f->spec, frame);
+    pmi_tell(calls_of(f)->pmi, f, frame);
 }
 
 int host_calls_frame(struct front *f, const struct frame *frame)
@@ -246,12 +247,12 @@ void host_calls_end(struct host_calls *h)
 }
 
 void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     const struct link_server *pmix, const struct x11 *x11)
+                     struct pmi *pmi, const struct x11 *x11)
 {
     const char *more = getenv("VHPC_RUN_COMMAND_PATH");
     *h = (struct host_calls){.front = f,
                              .socket = socket,
-                             .pmix = pmix,
+                             .pmi = pmi,
                              .x11 = x11,
                              .allowed = getenv("VHPC_RUN_COMMANDS")};
     if (more == NULL || more[0] == '\0' || asprintf(&h->path, "%s:%s", standard_path, more) < 0)

@@ -49,7 +49,7 @@ static void parent_ready(struct source *s, short revents)
     (void)revents;
     loop_remove(&f->loop, s);
     orphaned = true;
-    front_give_up(f, "slurmstepd has ended");
+    front_give_up(f, FRONT_LOST, ENOTCONN, "slurmstepd has ended");
 }
 
 void run_watch_parent(struct front *f)

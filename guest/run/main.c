@@ -35,7 +35,7 @@ int main(int argc, char **argv)
                            .no_room = run_drop,
                            .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
-    host_calls_init(&calls, &front, o.socket, &pmi.pmix, &x11);
+    host_calls_init(&calls, &front, o.socket, &pmi, &x11);
     rc = pmi_connect(&pmi, &front);
     if (rc < 0)
         return -rc;

@@ -226,6 +226,17 @@ int pmi_connect(struct pmi *p, struct front *f)
     return rc < 0 ? rc : 0;
 }
 
+void pmi_tell(struct pmi *p, struct front *f, const struct frame *started)
+{
+    if (p->guests > 1) {
+        p->repeat.filter = &p->pump.filter;
+        p->repeat.waits = &p->pump.waits;
+    }
+    int rc = pmi_repeat(&p->repeat, f, p->server, started);
+    if (rc < 0)
+        front_give_up(f, FRONT_INTERNAL, -rc, strerror(-rc));
+}
+
 void pmi_say_emulated(const struct execspec *spec, const struct frame *started)
 {
     struct tlv t;

@@ -7,6 +7,7 @@
 #define VHPC_RUN_PMI_H
 
 #include "pmi_pump.h"
+#include "pmi_repeat.h"
 #include "pmix.h"
 #include "run.h"
 
@@ -18,6 +19,7 @@ struct pmi {
     uint32_t tasks;  /* of the step */
     uint32_t guests; /* of the job on each node */
     struct pmi_pump pump;
+    struct pmi_repeat repeat;
     struct link_server pmix;
 };
 
@@ -29,6 +31,8 @@ struct pmi {
 int pmi_prepare(struct pmi *p, const struct run_options *o, struct execspec *spec);
 /* Connect what pmi_prepare() has described to the front. 0 or -errno. */
 int pmi_connect(struct pmi *p, struct front *f);
+/* With STARTED: tell the server what the program has told the one before a checkpoint. */
+void pmi_tell(struct pmi *p, struct front *f, const struct frame *started);
 /*
  * With STARTED: the first step of an MPI program whose tasks share an emulated guest says on stderr
  * that they wait long for each other.

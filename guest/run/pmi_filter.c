@@ -72,17 +72,6 @@ static int put_message(struct pmi_filter *f, struct buf *out)
     return rc;
 }
 
-/* Length of a message of PMI-2 without its prefix, or -1. */
-static long length_of(const struct buf *held)
-{
-    char text[PMI_LENGTH + 1] = "";
-    memcpy(text, buf_head(held), PMI_LENGTH);
-    size_t skip = strspn(text, " "), digits = strspn(text + skip, "0123456789");
-    if (digits == 0 || text[skip + digits + strspn(text + skip + digits, " ")] != '\0')
-        return -1;
-    return strtol(text + skip, NULL, 10);
-}
-
 /* How many of the next `len` bytes belong to the message in f->held; it may be complete then. */
 static size_t want_more(struct pmi_filter *f, const uint8_t *data, size_t len, bool *complete)
 {
@@ -95,7 +84,7 @@ static size_t want_more(struct pmi_filter *f, const uint8_t *data, size_t len, b
     }
     if (have < PMI_LENGTH)
         return len < PMI_LENGTH - have ? len : PMI_LENGTH - have;
-    want = PMI_LENGTH + (size_t)length_of(&f->held) - have;
+    want = PMI_LENGTH + (size_t)pmi_length(buf_head(&f->held)) - have;
     *complete = len >= want;
     return *complete ? want : len;
 }
@@ -117,7 +106,7 @@ static int add_part(struct pmi_filter *f, const uint8_t *data, size_t part, bool
     if (rc < 0)
         return rc;
     if (f->mode == PMI_MESSAGES && !complete && f->held.len == PMI_LENGTH) {
-        long length = length_of(&f->held);
+        long length = pmi_length(buf_head(&f->held));
         if (length < 0) {
             f->mode = PMI_UNKNOWN;
             return let_pass(f, 0, out);

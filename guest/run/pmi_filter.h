@@ -13,10 +13,10 @@
 #include <stdint.h>
 
 #include "buf.h"
+#include "pmimessage.h"
 
 enum {
     PMI_MESSAGE_MAX = 64 << 10, /* bytes; a longer message passes unread, MPICH takes 1 KiB */
-    PMI_LENGTH = 6,             /* characters of the length of a message of PMI-2 */
 };
 
 struct pmi_filter {

@@ -30,7 +30,7 @@ static void end_if_over(struct pmi_pump *p)
 static short from_want(struct source *s)
 {
     const struct pmi_pump *p = s->owner;
-    return p->out.len == 0 ? POLLIN : 0;
+    return p->out.len == 0 && !p->waits ? POLLIN : 0;
 }
 
 static void from_ready(struct source *s, short revents)

@@ -12,7 +12,8 @@ struct pmi_pump {
     struct source to;
     struct pmi_filter filter;
     struct buf out;
-    bool over; /* the server says no more */
+    bool over;  /* the server says no more */
+    bool waits; /* another one reads from the server */
 };
 
 /*

@@ -62,22 +62,24 @@ void run_unwatch_group(void);
  */
 int run_save(const struct run_options *o, const struct front_result *r);
 
+struct pmi;
+
 /* Host calls: commands that the guest asks this job's user to run here. */
 struct host_calls {
     struct host_call *list;
     struct front *front;
-    const char *socket;             /* of the guest */
-    const struct link_server *pmix; /* of the step */
-    const struct x11 *x11;          /* of the program */
-    const char *allowed;            /* colon-separated base names */
-    char *path;                     /* colon-separated directories that are searched for them */
+    const char *socket; /* of the guest */
+    struct pmi *pmi;
+    const struct x11 *x11; /* of the program */
+    const char *allowed;   /* colon-separated base names */
+    char *path;            /* colon-separated directories that are searched for them */
 };
 
 void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     const struct link_server *pmix, const struct x11 *x11);
+                     struct pmi *pmi, const struct x11 *x11);
 /* Remove the files of calls that have not ended. */
 void host_calls_end(struct host_calls *h);
-/* For front.started: has to say what the guest does not offer. */
+/* For front.started: says what the guest does not offer, and tells a new PMI server the old state. */
 void host_calls_started(struct front *f, const struct frame *frame);
 int host_calls_frame(struct front *f, const struct frame *frame);
 void host_calls_reap(struct front *f);

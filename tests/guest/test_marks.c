@@ -62,11 +62,11 @@ static void the_newest_tasks_are_known(void **state)
     for (mark.task = 0; mark.task < 20000; mark.task++)
         assert_int_equal(step_tasks_add(&tasks, &mark), 0);
     mark.task = 19999;
-    assert_true(step_tasks_have(&tasks, &mark));
+    assert_non_null(step_tasks_find(&tasks, &mark));
     mark.task = 20000 - 16384;
-    assert_true(step_tasks_have(&tasks, &mark));
+    assert_non_null(step_tasks_find(&tasks, &mark));
     mark.task = 20000;
-    assert_false(step_tasks_have(&tasks, &mark));
+    assert_null(step_tasks_find(&tasks, &mark));
     free(tasks.entry);
 }
 

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of MPI programs that srun has started by PMI: they continue in the next step."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from cluster import Job, Lab, publish
+from injection import said, settled, start_soon, until
+from pmi_client import CLIENT
+from saving import checkpoint, checkpoints_on
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+TURNS = 120
+PAIR = ("-N2", "--ntasks-per-node=1", "--vhpc-network=job", "--mem=900", "--open-mode=append")
+# Ranks exchange a block with both neighbours and add numbers; a wrong byte or sum aborts the program.
+EXCHANGE = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { BLOCK = 100000 };
+
+static unsigned char out[BLOCK], in[BLOCK];
+
+int main(int argc, char **argv)
+{
+    int rank, size, turns = argc > 1 ? atoi(argv[1]) : 0;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    for (int turn = 1; turn <= turns; turn++) {
+        int left = (rank + size - 1) % size;
+        long own = (long)turn * (rank + 1), sum = 0;
+        for (int i = 0; i < BLOCK; i++)
+            out[i] = (unsigned char)(i * 7 + turn + rank);
+        MPI_Sendrecv(out, BLOCK, MPI_BYTE, (rank + 1) % size, turn, in, BLOCK, MPI_BYTE, left, turn,
+                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        for (int i = 0; i < BLOCK; i++)
+            if (in[i] != (unsigned char)(i * 7 + turn + left))
+                MPI_Abort(MPI_COMM_WORLD, 9);
+        MPI_Allreduce(&own, &sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
+        if (sum != (long)turn * size * (size + 1) / 2)
+            MPI_Abort(MPI_COMM_WORLD, 8);
+        if (rank == 0) {
+            printf("turn %d\n", turn);
+            fflush(stdout);
+        }
+        usleep(100000);
+    }
+    MPI_Finalize();
+    return 3 + rank;
+}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _checkpoints(lab: Lab) -> Iterator[None]:
+    with checkpoints_on(lab):
+        yield
+
+
+def lines(job: Job) -> list[str]:
+    """What the job's programs have written, without what Slurm says of them."""
+    return [line for line in job.output().splitlines() if not line.startswith(("srun: ", "slurmstepd"))]
+
+
+def requeue(lab: Lab, job: Job, number: int) -> None:
+    """Save the job and put it back into the queue; its next run starts soon."""
+    checkpoint(lab, str(job.id), "--requeue")
+    until(lambda: job.show()["Restarts"] == str(number), f"job {job.id} to be in the queue again", 120)
+    start_soon(lab, job.id)
+
+
+@pytest.fixture(scope="module")
+def exchange(lab: Lab) -> Iterator[str]:
+    """``~/exchange`` of MPICH, compiled in a guest; gives the image."""
+    image = "debian-hpc"
+    publish(image)
+    build = f"cat > ~/exchange.c <<'END'\n{EXCHANGE}\nEND\nmpicc.mpich -O1 -o ~/exchange ~/exchange.c"
+    job = lab.finish(build, "-N1", "-n1", "--mem=900", image=image)
+    assert job.accounted() == ["COMPLETED", "0:0"], job.output()
+    yield image
+    lab.run("login", "sh", "-c", "rm -f ~/exchange ~/exchange.c", user="alice")
+
+
+@pytest.mark.promise("checkpoint.pmi")
+def test_an_mpi_program_continues_after_checkpoints_and_in_later_runs(lab: Lab, exchange: str) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    moments = random.Random(seed)
+    job = lab.submit(f"srun --mpi=pmi2 ~/exchange {TURNS}; echo status $?", *PAIR, image=exchange)
+    for number, turn in enumerate(sorted(moments.sample(range(2, TURNS - 20), 6))):
+        until(lambda turn=turn: f"turn {turn}\n" in said(lab, job), f"turn {turn} of job {job.id}", 600)
+        if number % 2:
+            requeue(lab, job, (number + 1) // 2)
+        else:
+            checkpoint(lab, str(job.id))
+    assert job.wait(timeout=600) == "COMPLETED", said(lab, job)
+    assert lines(job) == [*(f"turn {turn}" for turn in range(1, TURNS + 1)), "status 4"], job.output()
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.pmi")
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("guests", [1, 2])
+def test_values_of_a_pmi_server_are_there_in_the_next_run(lab: Lab, version: str, guests: int) -> None:
+    """Read for the first time in the next run; with several guests on a node each of them is a node."""
+    read = "names = [value("
+    assert CLIENT.count(read) == 1
+    pause = f"import time\nprint('up', flush=True)\ntime.sleep(15)\n{read}"
+    script = f"cat > ~/client.py <<'END'\n{CLIENT.replace(read, pause)}\nEND\n"
+    options = ("-N2", f"--ntasks-per-node={guests}", "--vhpc-network=job", "--open-mode=append")
+    more = ("--vhpc-guests-per-node=2", "--mem=1400") if guests > 1 else ()
+    job = lab.submit(
+        f"{script}srun --mpi=pmi2 python3 ~/client.py {version}; echo status $?", *options, *more
+    )
+    tasks = 2 * guests
+    until(lambda: said(lab, job).count("up\n") == tasks, f"all tasks of job {job.id}", 300)
+    time.sleep(1)
+    requeue(lab, job, 1)
+    assert job.wait(timeout=300) == "COMPLETED", said(lab, job)
+    names = [f"n{node}" if guests == 1 else f"n{node}-g{guest}" for node in (1, 2) for guest in range(guests)]
+    found = Counter(line for line in lines(job) if not line.startswith("mapping"))
+    wanted = Counter({"up": tasks, f"hosts {' '.join(names)}": tasks, "end b''": tasks, "status 0": 1})
+    assert found == wanted, job.output()
+    settled(lab)
