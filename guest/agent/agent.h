@@ -33,7 +33,7 @@ struct session_pmi {
     uint8_t number;         /* PMI_FD, if it is relayed; 0: it is not */
     struct pmiwatch watch;  /* what the program asks there */
     struct pmirecord record;
-    bool fenced; /* the agent's table of tasks says so */
+    bool fenced; /* step_mark.fences is set */
 };
 
 /* hold.c: the state of a hold. */

@@ -125,9 +125,8 @@ static void heard(struct exchange *x, uint8_t number, const uint8_t *data, size_
     if (number != s->pmi.number)
         return;
     pmirecord_server(r, data, len);
-    struct step_mark *task = s->pmi.fenced || r->fence_len == 0
-                                 ? NULL
-                                 : step_tasks_find(&s->agent->tasks, &s->mark);
+    struct step_mark *task =
+        s->pmi.fenced || r->fence_len == 0 ? NULL : step_tasks_find(&s->agent->tasks, &s->mark);
     if (task != NULL) {
         task->fences = r->program.fields ? STEP_FENCES_PMI_2 : STEP_FENCES_PMI_1;
         s->pmi.fenced = true;

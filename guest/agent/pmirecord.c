@@ -38,14 +38,12 @@ static void keep(struct pmirecord *r, const struct pmi_message *m)
 
 static void take_request(struct pmirecord *r, const struct pmi_message *m)
 {
-    static const char *const told[] = {"init",    "fullinit",         "put",
-                                       "kvs-put", "info-putnodeattr", "finalize",
-                                       NULL};
+    static const char *const told[] = {"init",     "fullinit", "put", "kvs-put", "info-putnodeattr",
+                                       "finalize", NULL};
     static const char *const fences[] = {"barrier_in", "kvs-fence", NULL};
-    static const char *const between_jobs[] = {"publish_name",   "unpublish_name",
-                                               "name-publish",   "name-unpublish",
-                                               "job-connect",    "job-disconnect",
-                                               "spawn",          NULL};
+    static const char *const between_jobs[] = {
+        "publish_name", "unpublish_name", "name-publish", "name-unpublish",
+        "job-connect",  "job-disconnect", "spawn",        NULL};
     if (pmi_is(m, "init"))
         r->program.fields = pmi_has(m, version_2);
     if (is_one_of(m, between_jobs)) {
@@ -111,8 +109,8 @@ const char *pmirecord_obstacle(const struct pmirecord *r)
 {
     if (r->lost != NULL)
         return r->lost;
-    bool waits = r->program.count != r->server.count || r->program.part.len > 0 ||
-                 r->server.part.len > 0;
+    bool waits =
+        r->program.count != r->server.count || r->program.part.len > 0 || r->server.part.len > 0;
     return waits ? "waits for an answer of its PMI server" : NULL;
 }
 

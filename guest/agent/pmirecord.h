@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program has told its PMI server (PMI-1 and PMI-2), as far as the server of another step
- * must be told the same: after a checkpoint, the step's tasks have a new one.
+ * The requests of a program that change the state of its PMI server (PMI-1 and PMI-2). After a
+ * checkpoint the tasks of its step have another server, which has to get the same requests.
  *
  * Each request has one answer. Of several fences only the last one is kept: all tasks have taken
  * part in as many, or one of them waits for its answer.

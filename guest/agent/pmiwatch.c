@@ -53,13 +53,11 @@ static enum pmiwatch_found read_message(struct pmiwatch *w)
         w->over = memcmp(w->head, init, PMI_LENGTH) != 0;
         return found;
     }
-    size_t told = (size_t)length < PMIWATCH_HEAD - PMI_LENGTH
-                      ? PMI_LENGTH + (size_t)length
-                      : PMIWATCH_HEAD;
+    size_t told =
+        (size_t)length < PMIWATCH_HEAD - PMI_LENGTH ? PMI_LENGTH + (size_t)length : PMIWATCH_HEAD;
     if (w->have < told)
         return found;
-    if (memmem(w->head, w->have, "cmd=spawn;", sizeof "cmd=spawn;" - 1) ==
-        w->head + PMI_LENGTH)
+    if (memmem(w->head, w->have, "cmd=spawn;", sizeof "cmd=spawn;" - 1) == w->head + PMI_LENGTH)
         found = PMIWATCH_SPAWN;
     w->skip = (uint64_t)length + PMI_LENGTH - w->have;
     w->have = 0;

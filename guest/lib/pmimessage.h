@@ -19,7 +19,7 @@ struct pmi_message {
     bool fields; /* PMI-2 */
 };
 
-/* What the six characters say, or -1. */
+/* The length in these six characters, or -1. */
 long pmi_length(const void *six);
 /*
  * Bytes of the first message in data, or 0 if it is not complete; -1: these are no messages, or it

@@ -246,8 +246,8 @@ void host_calls_end(struct host_calls *h)
         call_files_drop(&c->files);
 }
 
-void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     struct pmi *pmi, const struct x11 *x11)
+void host_calls_init(struct host_calls *h, struct front *f, const char *socket, struct pmi *pmi,
+                     const struct x11 *x11)
 {
     const char *more = getenv("VHPC_RUN_COMMAND_PATH");
     *h = (struct host_calls){.front = f,

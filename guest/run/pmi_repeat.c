@@ -53,9 +53,7 @@ static void take_answer(struct pmi_repeat *r, const struct pmi_message *m)
     struct buf none = {0};
     struct pmi_message asked = {.text = (const char *)buf_head(&r->requests), .fields = r->fields};
     asked.len = (size_t)pmi_first(asked.text, r->requests.len, r->fields, PMI_MESSAGE_MAX);
-    int rc = r->filter != NULL
-                 ? pmi_filter(r->filter, (const uint8_t *)m->text, m->len, &none)
-                 : 0;
+    int rc = r->filter != NULL ? pmi_filter(r->filter, (const uint8_t *)m->text, m->len, &none) : 0;
     buf_free(&none);
     if (rc < 0 || !is_good(m)) {
         char why[300];

@@ -75,11 +75,12 @@ struct host_calls {
     char *path;            /* colon-separated directories that are searched for them */
 };
 
-void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
-                     struct pmi *pmi, const struct x11 *x11);
+void host_calls_init(struct host_calls *h, struct front *f, const char *socket, struct pmi *pmi,
+                     const struct x11 *x11);
 /* Remove the files of calls that have not ended. */
 void host_calls_end(struct host_calls *h);
-/* For front.started: says what the guest does not offer, and tells a new PMI server the old state. */
+/* For front.started: says what the guest does not offer, and tells a new PMI server the old state.
+ */
 void host_calls_started(struct front *f, const struct frame *frame);
 int host_calls_frame(struct front *f, const struct frame *frame);
 void host_calls_reap(struct front *f);

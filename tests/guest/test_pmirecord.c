@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* promise: checkpoint.pmi */
 /*
- * What MPICH 4 says to mpi/pmi2 by PMI-1 and PMI-2, in pieces of every size: what the server of the
- * next step is told, and when that is possible.
+ * Requests of MPICH 4 to mpi/pmi2 by PMI-1 and PMI-2, in pieces of every size: those that are kept
+ * for the server of the next step, and the reasons to wait.
  */
 #include <string.h>
 
@@ -113,12 +113,13 @@ static void only_so_much_is_kept(void **state)
         pmirecord_program(&r, (const uint8_t *)"\n", 1);
         assert_true(r.kept.len <= PMIRECORD_MAX);
     }
-    assert_string_equal(pmirecord_obstacle(&r), "has told its PMI server more than a checkpoint keeps");
+    assert_string_equal(pmirecord_obstacle(&r),
+                        "has told its PMI server more than a checkpoint keeps");
     pmirecord_free(&r);
     /* A message that does not end is not collected without a limit. */
     for (int i = 0; i < 100; i++) {
         pmirecord_program(&r, (const uint8_t *)value, sizeof value - 1);
-        assert_true(r.program.part.len <= 2 * PMIRECORD_MESSAGE_MAX);
+        assert_true(r.program.part.len <= PMIRECORD_MESSAGE_MAX + sizeof value);
     }
     assert_non_null(pmirecord_obstacle(&r));
     pmirecord_free(&r);

@@ -78,6 +78,13 @@ def requeue(lab: Lab, job: Job, number: int) -> None:
     start_soon(lab, job.id)
 
 
+def reaches(lab: Lab, job: Job, turn: int) -> None:
+    """Wait for a turn of the exchange; a job that has ended before fails the test at once."""
+    line = f"turn {turn}\n"
+    until(lambda: line in said(lab, job) or not job.queued(), f"turn {turn} of job {job.id}", 600)
+    assert line in said(lab, job), job.told()
+
+
 @pytest.fixture(scope="module")
 def exchange(lab: Lab) -> Iterator[str]:
     """``~/exchange`` of MPICH, compiled in a guest; gives the image."""
@@ -97,7 +104,7 @@ def test_an_mpi_program_continues_after_checkpoints_and_in_later_runs(lab: Lab, 
     moments = random.Random(seed)
     job = lab.submit(f"srun --mpi=pmi2 ~/exchange {TURNS}; echo status $?", *PAIR, image=exchange)
     for number, turn in enumerate(sorted(moments.sample(range(2, TURNS - 20), 6))):
-        until(lambda turn=turn: f"turn {turn}\n" in said(lab, job), f"turn {turn} of job {job.id}", 600)
+        reaches(lab, job, turn)
         if number % 2:
             requeue(lab, job, (number + 1) // 2)
         else:

@@ -130,6 +130,11 @@ class Step:
                 self.fence.notify_all()
             self.fence.wait_for(lambda: self.fences > mine)
 
+    def terminate(self) -> None:
+        """Signal all tasks."""
+        for task in self.tasks:
+            task.terminate()
+
     def wait(self) -> int:
         """The highest code of all tasks."""
         return max(task.wait() for task in self.tasks)
@@ -141,7 +146,7 @@ def main() -> None:
     while waits.exists() and not (FOLDER / waits.read_text()).exists():
         time.sleep(0.05)
     step = Step((FOLDER / "sockets").read_text().split())
-    signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in step.tasks] and None)
+    signal.signal(signal.SIGTERM, lambda *_: step.terminate())
     sys.exit(step.wait())
 
 
