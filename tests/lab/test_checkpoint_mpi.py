@@ -98,7 +98,7 @@ def exchange(lab: Lab) -> Iterator[str]:
 
 
 @pytest.mark.promise("checkpoint.pmi")
-def test_an_mpi_program_continues_after_checkpoints_and_in_later_runs(lab: Lab, exchange: str) -> None:
+def test_an_mpi_program_continues_in_place_and_in_later_runs(lab: Lab, exchange: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     moments = random.Random(seed)

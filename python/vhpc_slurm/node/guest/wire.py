@@ -209,6 +209,7 @@ class Tag(IntEnum):
     ATTACH = 147
     TIME_NS = 148
     HOLD = 149
+    PMI_TOLD = 150
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:
