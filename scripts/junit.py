@@ -38,6 +38,12 @@ def name(case: ElementTree.Element) -> str:
     return f"{where}::{test}" if where and where != test else test
 
 
+def output(case: ElementTree.Element, lines: int = 40, width: int = 160) -> list[str]:
+    """The last lines that a failed test has printed."""
+    text = case.findtext("system-out") or ""
+    return [line[:width] for line in text.splitlines() if line.strip()][-lines:]
+
+
 def message(case: ElementTree.Element, width: int = 200) -> str:
     """The first lines of why a test has failed, as one line of at most ``width`` characters."""
     found = case.find("failure")

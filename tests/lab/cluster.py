@@ -124,10 +124,11 @@ class Job:
         """Processes of the job's guests and of its nodes, with their states, for a test that has failed."""
         guests = ("timeout", "60", "srun", f"--jobid={self.id}", "--overlap", "-l", "sh", "-c", PROCESSES)
         done = self.lab.run("login", *guests, user=self.user, check=False)
-        nodes = [
-            self.lab.run(node, "ps", "-eo", "pid,ppid,stat,wchan:20,args").out for node in self.lab.nodes
-        ]
-        return "\n".join([f"job {self.id}, its guests and the nodes:", done.out, done.err, *nodes])
+        found = [f"processes of job {self.id} on its nodes and in its guests"]
+        for node in self.lab.nodes:
+            lines = self.lab.run(node, "ps", "-eo", "pid,ppid,stat,wchan:20,args").out.splitlines()
+            found += [f"{node}: {line}" for line in lines if re.search("slurmstepd|vhpc-|qemu|srun", line)]
+        return "\n".join([*found, done.out, done.err])
 
     def queued(self) -> bool:
         """Whether the job, a component or an element of its array is in the queue; a failed squeue fails."""
