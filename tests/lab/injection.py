@@ -167,10 +167,15 @@ def settled(lab: Lab, timeout: float = 120) -> None:
     until(lambda: not lab.leaks(), "clean nodes", timeout)
 
 
-def ask_again(lab: Lab, job: Job) -> None:
+def ask_again(lab: Lab, job: Job, times: int = 1) -> None:
     """Have a requeued job start soon and not after Slurm's pause, unless the pause is over."""
-    until(lambda: requeued(job), f"the requeue of job {job.id}", 180)
+    await_requeue(job, times)
     start_soon(lab, job.id)
+
+
+def await_requeue(job: Job, times: int = 1) -> None:
+    """Wait until a job was requeued so often, and its run before is over."""
+    until(lambda: requeued(job, times), f"requeue {times} of job {job.id}", 180)
 
 
 def start_soon(lab: Lab, job: int | str) -> None:
@@ -182,7 +187,7 @@ def start_soon(lab: Lab, job: int | str) -> None:
     lab.run("ctl", "scontrol", "update", f"JobId={job}", "StartTime=now+3", check=False)
 
 
-def requeued(job: Job) -> bool:
-    """Whether a job was requeued and its first run is over: it is pending again, or runs again, or has."""
+def requeued(job: Job, times: int = 1) -> bool:
+    """Whether a job was requeued and its run before is over: it is pending again, or runs again, or has."""
     show = job.show()
-    return show["JobState"] != "COMPLETING" and show["Restarts"] != "0"
+    return show["JobState"] != "COMPLETING" and int(show["Restarts"]) >= times

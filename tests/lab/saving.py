@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from cluster import Lab
-from injection import settled
+from cluster import Job, Lab
+from injection import ask_again, settled
 
 FOLDER = "/home/checkpoints"
 
@@ -41,3 +41,14 @@ def checkpoints_on(lab: Lab) -> Iterator[None]:
 def checkpoint(lab: Lab, *words: str, user: str = "alice") -> Any:
     """Make a checkpoint; returns what the command says of it."""
     return lab.run("login", "vhpc", "checkpoint", *words, user=user, timeout=300)
+
+
+def requeue(lab: Lab, job: Job, times: int = 1) -> None:
+    """Save a job and put it back into the queue, for the n-th time; its next run starts soon."""
+    checkpoint(lab, str(job.id), "--requeue")
+    ask_again(lab, job, times)
+
+
+def written(job: Job) -> list[str]:
+    """The lines that the job's programs have written, without those of Slurm."""
+    return [line for line in job.output().splitlines() if not line.startswith(("srun: ", "slurmstepd"))]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from cluster import IMAGE, Job, Lab, publish
-from injection import ours, runs, said, settled, start_soon, until
-from saving import FOLDER, checkpoint, checkpoints_on
+from injection import await_requeue, ours, runs, said, settled, start_soon, until
+from saving import FOLDER, checkpoint, checkpoints_on, requeue
 
 pytestmark = pytest.mark.lab
 
@@ -195,7 +195,7 @@ def test_jobs_of_a_drained_node_continue_elsewhere(lab: Lab) -> None:
         assert "may not be put back into the queue" in stays["error"]
         assert once.show()["JobState"] == "RUNNING"
         assert job.id < once.id  # the order of the list
-        until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+        await_requeue(job)
         lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "ReqNodeList=n2")
         start_soon(lab, job.id)
         assert job.wait(timeout=300) == "FAILED"
@@ -213,9 +213,7 @@ def test_jobs_of_a_drained_node_continue_elsewhere(lab: Lab) -> None:
 def test_a_requeued_job_continues_in_its_own_output(lab: Lab) -> None:
     job = lab.submit(COUNT, "-n1", "--open-mode=append")
     counts(lab, job)
-    checkpoint(lab, str(job.id), "--requeue")
-    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
-    start_soon(lab, job.id)
+    requeue(lab, job)
     assert job.wait(timeout=300) == "FAILED"
     assert numbers(job.output()) == list(range(1, TURNS + 1)), job.output()
     assert numbers(lab.read("alice", f"{job.id}.log")) == list(range(1, TURNS + 1))
@@ -262,7 +260,7 @@ def test_a_job_that_is_saved_at_intervals_continues_from_there(lab: Lab) -> None
     until(lambda: saved(lab, job), f"a checkpoint of job {job.id}", 240)
     counts(lab, job, len(numbers(said(lab, job))) + 10)
     lab.run("ctl", "scontrol", "requeue", str(job.id))  # as Slurm does when a node fails
-    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
+    await_requeue(job)
     first = numbers(job.output())
     start_soon(lab, job.id)
     assert job.wait(timeout=500) == "FAILED"
@@ -295,7 +293,7 @@ def test_a_preempted_job_continues(lab: Lab) -> None:
         assert urgent.wait(timeout=300) == "COMPLETED"
     finally:
         lab.run("ctl", *grace, "GraceTime=0")
-    until(lambda: low.show()["Restarts"] == "1", f"job {low.id} to be in the queue again", 120)
+    await_requeue(low)
     assert len(numbers(low.output())) < turns
     start_soon(lab, low.id)
     assert low.wait(timeout=400) == "FAILED"

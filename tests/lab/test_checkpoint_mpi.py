@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab, publish
-from injection import said, settled, start_soon, until
+from injection import said, settled, until
 from pmi_client import CLIENT
-from saving import checkpoint, checkpoints_on
+from saving import checkpoint, checkpoints_on, requeue, written
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -66,18 +66,6 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
         yield
 
 
-def lines(job: Job) -> list[str]:
-    """What the job's programs have written, without what Slurm says of them."""
-    return [line for line in job.output().splitlines() if not line.startswith(("srun: ", "slurmstepd"))]
-
-
-def requeue(lab: Lab, job: Job, number: int) -> None:
-    """Save the job and put it back into the queue; its next run starts soon."""
-    checkpoint(lab, str(job.id), "--requeue")
-    until(lambda: job.show()["Restarts"] == str(number), f"job {job.id} to be in the queue again", 120)
-    start_soon(lab, job.id)
-
-
 def reaches(lab: Lab, job: Job, turn: int) -> None:
     """Wait for a turn of the exchange; a job that has ended before fails the test at once."""
     line = f"turn {turn}\n"
@@ -110,7 +98,7 @@ def test_an_mpi_program_continues_in_place_and_in_later_runs(lab: Lab, exchange:
         else:
             checkpoint(lab, str(job.id))
     assert job.wait(timeout=600) == "COMPLETED", said(lab, job)
-    assert lines(job) == [*(f"turn {turn}" for turn in range(1, TURNS + 1)), "status 4"], job.output()
+    assert written(job) == [*(f"turn {turn}" for turn in range(1, TURNS + 1)), "status 4"], job.output()
     settled(lab)
 
 
@@ -131,10 +119,10 @@ def test_values_of_a_pmi_server_are_there_in_the_next_run(lab: Lab, version: str
     tasks = 2 * guests
     until(lambda: said(lab, job).count("up\n") == tasks, f"all tasks of job {job.id}", 300)
     time.sleep(1)
-    requeue(lab, job, 1)
+    requeue(lab, job)
     assert job.wait(timeout=300) == "COMPLETED", said(lab, job)
     names = [f"n{node}" if guests == 1 else f"n{node}-g{guest}" for node in (1, 2) for guest in range(guests)]
-    found = Counter(line for line in lines(job) if not line.startswith("mapping"))
+    found = Counter(line for line in written(job) if not line.startswith("mapping"))
     wanted = Counter({"up": tasks, f"hosts {' '.join(names)}": tasks, "end b''": tasks, "status 0": 1})
     assert found == wanted, job.output()
     settled(lab)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab
-from injection import said, settled, start_soon, until
-from saving import checkpoint, checkpoints_on
+from injection import ask_again, said, settled, until
+from saving import checkpoint, checkpoints_on, requeue, written
 
 pytestmark = pytest.mark.lab
 
@@ -46,11 +46,6 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
         yield
 
 
-def lines(job: Job) -> list[str]:
-    """What the job's programs have written, without what Slurm says of them."""
-    return [line for line in job.output().splitlines() if not line.startswith(("srun: ", "slurmstepd"))]
-
-
 def counts(lab: Lab, job: Job, least: int) -> None:
     """Wait until each task has written so many lines."""
     wanted = [f"{rank} {least}\n" for rank in range(TASKS)]
@@ -63,12 +58,10 @@ def test_tasks_continue_after_a_checkpoint_and_in_the_next_run(lab: Lab) -> None
     counts(lab, job, 3)
     checkpoint(lab, str(job.id))
     counts(lab, job, 8)
-    checkpoint(lab, str(job.id), "--requeue")
-    until(lambda: job.show()["Restarts"] == "1", f"job {job.id} to be in the queue again", 120)
-    start_soon(lab, job.id)
+    requeue(lab, job)
     assert job.wait(timeout=300) == "COMPLETED", said(lab, job)
     wanted = [f"{rank} {turn}" for rank in range(TASKS) for turn in range(1, TURNS + 1)]
-    assert Counter(lines(job)) == Counter([*wanted, "status 6"]), job.output()
+    assert Counter(written(job)) == Counter([*wanted, "status 6"]), job.output()
     for rank in range(TASKS):
         assert lab.read("alice", f"{job.id}.{rank}.log").split() == [str(i) for i in range(1, TURNS + 1)]
     assert "task 3: Exited with exit code 6" in job.output()
@@ -77,11 +70,10 @@ def test_tasks_continue_after_a_checkpoint_and_in_the_next_run(lab: Lab) -> None
 
 def next_run(lab: Lab, job: Job, restarts: int) -> None:
     """Wait until the script continues in the next run: its first step there has begun."""
-    until(lambda: job.show()["Restarts"] == str(restarts), f"job {job.id} to be in the queue again", 120)
-    start_soon(lab, job.id)
+    ask_again(lab, job, restarts)
     steps = ("squeue", "-h", "-s", "-j", str(job.id), "-o", "%i")
     until(
-        lambda: f"{job.id}.0" in lab.run("ctl", *steps).out or "end" in lines(job),
+        lambda: f"{job.id}.0" in lab.run("ctl", *steps).out or "end" in written(job),
         f"run {restarts} of job {job.id}",
         240,
     )
@@ -100,11 +92,11 @@ def test_no_checkpoint_loses_or_doubles_a_line_of_short_steps(
     until(lambda: "code 1 1" in said(lab, job), f"job {job.id} to run steps", 240)
     for number in range(1, 6 if requeue else 21):
         time.sleep(moments.uniform(0.1, 2.0))
-        if "end" in lines(job):
+        if "end" in written(job):
             break
         words = ("vhpc", "checkpoint", str(job.id), *(["--requeue"] if requeue else []))
         done = lab.run("login", *words, user="alice", check=False, timeout=300)
-        assert done.code == 0 or "end" in lines(job), done
+        assert done.code == 0 or "end" in written(job), done
         if requeue and done.code == 0:
             next_run(lab, job, number)
     assert job.wait(timeout=400) == "COMPLETED", said(lab, job)
@@ -114,5 +106,5 @@ def test_no_checkpoint_loses_or_doubles_a_line_of_short_steps(
     wanted.update({f"parallel {i}": 2 for i in range(1, 5)})
     # the input goes to all tasks
     wanted.update({f"input {i}": 2 for i in range(1, 6)})
-    assert Counter(lines(job)) == wanted, job.output()
+    assert Counter(written(job)) == wanted, job.output()
     settled(lab)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from guest_rig import Saved
 
 from pace import until
 from vhpc_slurm.node.guest import hold as holding
+from vhpc_slurm.node.guest.channel import ChannelRefusedError
 from vhpc_slurm.node.guest.hold import release
 
 # An srun with a task in each guest, whose output goes to stdout and to stderr. As with Slurm's, its status is
@@ -115,6 +117,13 @@ class Job:
 
         with ThreadPoolExecutor(len(self.guests)) as pool:
             list(pool.map(hold, self.guests))
+
+    def delay(self) -> str:
+        """Ask for a hold of the first guest, which is refused; returns the reason."""
+        with self.first.control() as channel, pytest.raises(ChannelRefusedError) as caught:
+            holding.prepare(channel, 1, 0.2)
+        assert caught.value.errno == errno.EBUSY
+        return caught.value.why
 
     def release(self) -> None:
         for guest in self.guests:
