@@ -41,7 +41,9 @@ def name(case: ElementTree.Element) -> str:
 def output(case: ElementTree.Element, lines: int = 40, width: int = 160) -> list[str]:
     """The last lines that a failed test has printed."""
     text = case.findtext("system-out") or ""
-    return [line[:width] for line in text.splitlines() if line.strip()][-lines:]
+    return [line[:width] for line in text.splitlines() if line.strip("- ") not in ("", "Captured Out")][
+        -lines:
+    ]
 
 
 def message(case: ElementTree.Element, width: int = 200) -> str:

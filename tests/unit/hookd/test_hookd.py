@@ -258,7 +258,8 @@ def test_children_that_wait_are_few_and_end_with_hookd(rig: Rig) -> None:
     daemon = rig.serve()
     processes = [rig.start("prolog", JOB) for _ in range(30)]
     assert {process.communicate(timeout=60)[0] for process in processes} == {"hook 7 debian 3\n"}
-    until(lambda: len(rig.children()) <= hookd.IDLE)
+    # the kernel's list lacks some while others end
+    until(lambda: 0 < len(rig.children()) <= hookd.IDLE)
     waiting = rig.children()
     assert waiting
     daemon.kill()
