@@ -86,7 +86,8 @@ def _emulator_faults_are_found(item: pytest.Function) -> Iterator[None]:
 def _begin_again(item: pytest.Function, lab: Lab) -> None:
     """End all jobs and the fixtures of the module: its job may be the one with the fault."""
     lab.cancel_all()
-    for definitions in item._fixtureinfo.name2fixturedefs.values():  # no public way
+    # pytest has no public way to end fixtures early; finish() reads only the node of a request
+    for definitions in item._fixtureinfo.name2fixturedefs.values():
         for definition in definitions:
             if definition.scope == "module":
                 definition.finish(item._request)  # type: ignore[arg-type]
