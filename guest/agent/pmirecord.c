@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-static const char *const version_2 = "pmi_version=2";
-
 static bool is_one_of(const struct pmi_message *m, const char *const *names)
 {
     for (; *names != NULL; names++)
@@ -45,7 +43,7 @@ static void take_request(struct pmirecord *r, const struct pmi_message *m)
         "publish_name", "unpublish_name", "name-publish", "name-unpublish",
         "job-connect",  "job-disconnect", "spawn",        NULL};
     if (pmi_is(m, "init"))
-        r->program.fields = pmi_has(m, version_2);
+        r->program.fields = pmi_begins_2(m);
     if (is_one_of(m, between_jobs)) {
         lose(r, "has published a name, or connects to another MPI program");
     } else if (is_one_of(m, fences)) {
@@ -63,7 +61,7 @@ static void take_answer(struct pmirecord *r, const struct pmi_message *m)
 {
     if (!pmi_is(m, "response_to_init"))
         return;
-    r->server.fields = pmi_has(m, version_2);
+    r->server.fields = pmi_begins_2(m);
     if (!pmi_has(m, "rc=0") || r->server.fields != r->program.fields)
         lose(r, "and its PMI server have different versions");
 }

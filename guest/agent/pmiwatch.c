@@ -6,7 +6,7 @@
 
 #include "pmimessage.h"
 
-static const char init[] = "cmd=init", version_2[] = "pmi_version=2";
+static const char init[] = "cmd=init";
 
 static bool begins(const struct pmiwatch *w, const char *text)
 {
@@ -19,8 +19,9 @@ static enum pmiwatch_found take_line(struct pmiwatch *w)
 {
     bool second = begins(w, init) && w->begun;
     if (begins(w, init)) {
+        const struct pmi_message m = {.text = w->head, .len = w->have};
         w->begun = true;
-        w->messages = memmem(w->head, w->have, version_2, sizeof version_2 - 1) != NULL;
+        w->messages = pmi_begins_2(&m);
     }
     if (second)
         return PMIWATCH_SECOND_INIT;

@@ -43,6 +43,11 @@ bool pmi_has(const struct pmi_message *m, const char *field)
     return false;
 }
 
+bool pmi_begins_2(const struct pmi_message *m)
+{
+    return pmi_has(m, "pmi_version=2");
+}
+
 bool pmi_is(const struct pmi_message *m, const char *name)
 {
     static const char cmd[] = "cmd=";

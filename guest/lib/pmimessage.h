@@ -30,5 +30,7 @@ long pmi_first(const void *data, size_t len, bool fields, size_t most);
 bool pmi_is(const struct pmi_message *m, const char *name);
 /* Whether it has this field: "key=value". */
 bool pmi_has(const struct pmi_message *m, const char *field);
+/* Whether this init, or the answer to one, is of PMI-2: messages with fields follow it. */
+bool pmi_begins_2(const struct pmi_message *m);
 
 #endif

@@ -39,7 +39,8 @@ static void tell(struct pmi_repeat *r)
         stop(r);
         return;
     }
-    if (len <= 0 || send(r->server.fd, buf_head(&r->requests), (size_t)len, MSG_NOSIGNAL) != len)
+    r->asked = len > 0 ? (size_t)len : 0;
+    if (len <= 0 || send(r->server.fd, buf_head(&r->requests), r->asked, MSG_NOSIGNAL) != len)
         fail(r, "takes no message");
 }
 
@@ -51,8 +52,8 @@ static bool is_good(const struct pmi_message *m)
 static void take_answer(struct pmi_repeat *r, const struct pmi_message *m)
 {
     struct buf none = {0};
-    struct pmi_message asked = {.text = (const char *)buf_head(&r->requests), .fields = r->fields};
-    asked.len = (size_t)pmi_first(asked.text, r->requests.len, r->fields, PMI_MESSAGE_MAX);
+    const struct pmi_message asked = {
+        .text = (const char *)buf_head(&r->requests), .len = r->asked, .fields = r->fields};
     int rc = r->filter != NULL ? pmi_filter(r->filter, (const uint8_t *)m->text, m->len, &none) : 0;
     buf_free(&none);
     if (rc < 0 || !is_good(m)) {
@@ -62,7 +63,7 @@ static void take_answer(struct pmi_repeat *r, const struct pmi_message *m)
         fail(r, why);
         return;
     }
-    r->fields = pmi_is(&asked, "init") ? pmi_has(&asked, "pmi_version=2") : r->fields;
+    r->fields = pmi_is(&asked, "init") ? pmi_begins_2(&asked) : r->fields;
     buf_consume(&r->requests, asked.len);
     buf_consume(&r->answer, m->len);
     tell(r);

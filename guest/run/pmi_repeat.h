@@ -13,6 +13,7 @@ struct pmi_repeat {
     struct front *front;
     struct source server;
     struct buf requests, answer;
+    size_t asked;              /* length of the request that has no answer yet, the first one */
     bool fields;               /* messages of PMI-2 follow */
     struct pmi_filter *filter; /* of the server's answers; NULL: they have none */
     bool *waits;               /* true: others must not read from the server */

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_processes import WAIT_S
+from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from guest_rig import Saved, hold
 
 from pace import until
 from vhpc_slurm.node.guest.hold import release
 
 pytest_plugins = ["guest_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 REFUSED = 126
 FAST = "i=0; while [ ! -e enough ]; do i=$((i+1)); echo line $i; echo other $i >&2; done; echo $i > count"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from controller_lab import allocation, identity, request
+from guest_processes import CONTROL_OPERATIONS
 
 from hca_tree import HcaTree
 from pace import limit
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from guest_rig import Guest
 
 pytest_plugins = ["guest_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 WAIT_S = 30
 GUID, OTHER = 0x02CC_1000_0000_0000, 0x02CC_1000_0100_0000

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
-from guest_processes import WAIT_S
+from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from guest_rig import hold
 
 from pace import limit, until
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from guest_rig import Guest
 
 pytest_plugins = ["guest_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 # numbered lines, as fast as they are read, until the file "enough" exists
 LINES = """

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -12,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_processes import WAIT_S
+from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from pmi_rig import join_network
 from steps_rig import Job
 
 from pace import until
 
 pytest_plugins = ["guest_rig", "steps_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 SRUN = Path(__file__).with_name("pmi_srun.py")
 # A task as MPI libraries are: each request waits for its answer.  Arguments: the version, and what to do.

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 
 import pytest
-from guest_processes import WAIT_S
+from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from steps_rig import Job
 
 from pace import until
@@ -18,7 +18,7 @@ from vhpc_slurm.node.guest import hold as holding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError
 
 pytest_plugins = ["guest_rig", "steps_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 # Numbered lines with the task's number, as fast as they are read, until a file exists; then its status.
 LINES = (

@@ -13,12 +13,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pace import limit
 
 if TYPE_CHECKING:
     from guest_rig import Guest
 
 WAIT_S = 30
+# Tests that send a guest control operations.
+CONTROL_OPERATIONS = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root may send control operations: run as root"
+)
 
 
 def gone(pid: int) -> bool:
