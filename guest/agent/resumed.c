@@ -26,13 +26,22 @@ static const char *same_name(const struct execspec *s, const char *variable)
     return NULL;
 }
 
+/* The same of a run. Slurm does not count the first one, and vhpc's plugin reads the count. */
+static const char *in_run(const struct execspec *run, const char *variable)
+{
+    static const char none[] = "SLURM_RESTART_COUNT=0";
+    const char *found = same_name(run, variable);
+    bool count = strncmp(variable, none, sizeof none - 2) == 0;
+    return found == NULL && count ? none : found;
+}
+
 int resumed_write(const char *path, const struct execspec *first, const struct execspec *now)
 {
     struct buf b = {0};
     int rc = 0;
     for (size_t i = 0; i < first->envc && rc == 0; i++) {
         const char *old = first->envp[i];
-        const char *new = is_of_job(old) ? same_name(now, old) : NULL;
+        const char *new = is_of_job(old) ? in_run(now, old) : NULL;
         if (new == NULL || strcmp(old, new) == 0)
             continue;
         rc = buf_append(&b, old, strlen(old) + 1);
@@ -50,9 +59,9 @@ int resumed_replace(struct execspec *spec, const struct execspec *before,
                     const struct execspec *now)
 {
     for (size_t i = 0; i < spec->envc; i++) {
-        const char *had = is_of_job(spec->envp[i]) ? same_name(before, spec->envp[i]) : NULL;
+        const char *had = is_of_job(spec->envp[i]) ? in_run(before, spec->envp[i]) : NULL;
         const char *new =
-            had != NULL &&strcmp(had, spec->envp[i]) == 0 ? same_name(now, spec->envp[i]) : NULL;
+            had != NULL &&strcmp(had, spec->envp[i]) == 0 ? in_run(now, spec->envp[i]) : NULL;
         char *copy = new != NULL ? strdup(new) : NULL;
         if (new != NULL && copy == NULL)
             return -ENOMEM;

@@ -89,6 +89,39 @@ static void test_equal_jobs_need_no_file(void **state)
     assert_string_equal(getenv("SLURM_JOB_ID"), "10");
 }
 
+/* Slurm sets the count in the runs after the first one, and vhpc's plugin refuses that of another
+ * run. */
+static void test_the_count_of_restarts_is_that_of_the_run(void **state)
+{
+    (void)state;
+    write_pair((const char *[]){"SLURM_RESTART_COUNT=2", NULL},
+               (const char *[]){"SLURM_JOB_ID=12", NULL});
+    (void)setenv("SLURM_RESTART_COUNT", "2", 1);
+    resumed_apply(path);
+    assert_string_equal(getenv("SLURM_RESTART_COUNT"), "0");
+}
+
+static void test_steps_name_the_count_of_each_run(void **state)
+{
+    static const char *const counts[] = {"SLURM_RESTART_COUNT=1", NULL, "SLURM_RESTART_COUNT=1",
+                                         "SLURM_RESTART_COUNT=2", NULL};
+    struct execspec step = {0}, before = {0};
+    (void)state;
+    assert_int_equal(execspec_add_env(&step, counts[0]), 0);
+    assert_int_equal(execspec_add_env(&before, counts[0]), 0);
+    for (size_t i = 1; i < sizeof counts / sizeof counts[0]; i++) {
+        struct execspec now = {0};
+        if (counts[i] != NULL)
+            assert_int_equal(execspec_add_env(&now, counts[i]), 0);
+        assert_int_equal(resumed_replace(&step, &before, &now), 0);
+        assert_string_equal(step.envp[0], counts[i] != NULL ? counts[i] : "SLURM_RESTART_COUNT=0");
+        execspec_free(&before);
+        before = now;
+    }
+    execspec_free(&before);
+    execspec_free(&step);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -97,6 +130,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_value_of_the_script_stays, make_folder,
                                         remove_folder),
         cmocka_unit_test_setup_teardown(test_equal_jobs_need_no_file, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_the_count_of_restarts_is_that_of_the_run, make_folder,
+                                        remove_folder),
+        cmocka_unit_test(test_steps_name_the_count_of_each_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

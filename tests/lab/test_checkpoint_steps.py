@@ -68,6 +68,24 @@ def test_tasks_continue_after_a_checkpoint_and_in_the_next_run(lab: Lab) -> None
     settled(lab)
 
 
+@pytest.mark.promise("checkpoint.step")
+@pytest.mark.slow
+def test_steps_of_a_restarted_job_continue_in_another_one(lab: Lab) -> None:
+    """Slurm counts the restarts of the first job, and not of the second one, which has none."""
+    shape = ("-N2", "--ntasks-per-node=2")
+    job = lab.submit(COUNT, *shape, "--open-mode=append")
+    counts(lab, job, 3)
+    requeue(lab, job)
+    counts(lab, job, 10)
+    checkpoint(lab, str(job.id), "--stop", "--name", "restarted")
+    job.leave_queue()
+    second = lab.submit("echo never", *shape, "--vhpc-resume=restarted", image=None)
+    assert second.wait(timeout=300) == "COMPLETED", said(lab, second)
+    wanted = [f"{rank} {turn}" for rank in range(TASKS) for turn in range(1, TURNS + 1)]
+    assert Counter(written(job) + written(second)) == Counter([*wanted, "status 6"]), second.output()
+    settled(lab)
+
+
 def next_run(lab: Lab, job: Job, restarts: int) -> None:
     """Wait until the script continues in the next run: its first step there has begun."""
     ask_again(lab, job, restarts)
