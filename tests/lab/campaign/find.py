@@ -50,6 +50,8 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
     elif role == "slurmctld-hook":  # the clients of vhpc-hookd
         if Path(words[0]).name in ("prolog-slurmctld", "epilog-slurmctld"):
             found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
+    elif role == "keeper" and "vhpc_slurm.hooks.keeper" in words:
+        found = re.search(r"hooks\.keeper (\d+)\.", line)
     elif role in ("prolog", "epilog") and f"vhpc_slurm.hooks.{role}" in words:
         found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
     return int(found[1]) if found else 0

@@ -343,7 +343,7 @@ class CheckpointLedger:
         found = []
         for record in self._store.live():
             lease = record.lease
-            if lease.state is not LeaseState.READY or not timed.asked(lease):
+            if lease.state is not LeaseState.READY or not timed.asked(lease.request):
                 continue
             newest = store.of(lease.generation)
             if newest is not None and (

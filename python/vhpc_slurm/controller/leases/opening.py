@@ -131,20 +131,25 @@ class LeaseOpening:
         return UserError(line) if line or isinstance(found, str) else found
 
     def own(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError | None:
-        """The checkpoint with which an earlier run of the job has ended, or why this run cannot continue it.
+        """The last checkpoint of an earlier run of the job, or why this run cannot continue it.
 
-        With every:N it is the last one of an earlier run. None if there is none, or if it was removed.
+        None if there is none, if it was removed, or if the job does not live from checkpoints: its user has
+        not asked for that, no run of it was saved to be requeued, and none has continued one.
         """
-        any_one = timed.interval_s(request) is not None
-        for one in self._store.checkpoints.valid(request.job_id):
-            if (
-                (one.requeue or any_one)
-                and one.generation.restart < request.restart
-                and one.uid == request.uid
-            ):
-                line = resuming.other_shape(allocation, one)
-                return UserError(line) if line else one
-        return None
+        made = [
+            one
+            for one in self._store.checkpoints.valid(request.job_id)
+            if one.generation.restart < request.restart and one.uid == request.uid
+        ]
+        lives = (
+            timed.asked(request)
+            or any(one.requeue for one in made)
+            or any(record.lease.resume is not None for record in self._store.of_job(request.job_id))
+        )
+        if not made or not lives:
+            return None
+        line = resuming.other_shape(allocation, made[0])
+        return UserError(line) if line else made[0]
 
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
         """The lease that this request already has, if it is usable.
@@ -245,7 +250,7 @@ class LeaseOpening:
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
             lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
-            if timed.asked(lease) and (why := self._unsavable(lease)):
+            if timed.asked(lease.request) and (why := self._unsavable(lease)):
                 raise _RefusedError(
                     _Refusal("checkpoint", f"--vhpc-checkpoint: the job cannot be saved: {why}")
                 )

@@ -19,9 +19,9 @@ SLOWER = 2.0
 """A checkpoint may take so many times as long as the last one of the job."""
 
 
-def asked(lease: Lease) -> bool:
+def asked(request: JobRequest) -> bool:
     """Whether a job has asked for such checkpoints."""
-    return lease.request.checkpoint not in (None, "none")
+    return request.checkpoint not in (None, "none")
 
 
 def look_s(config: Config) -> float:

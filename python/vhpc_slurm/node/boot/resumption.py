@@ -67,7 +67,7 @@ def start(work: Boot, resume: Resume, spec: DomainSpec, watch: Callable[[], None
         raise UserError(
             f"the checkpoint {resume.name} cannot be resumed on {work.plan.node}",
             err.why,
-            "ask for nodes like those of the first job, or use an older checkpoint",
+            "submit it again, then on nodes like those of the first job, or resume an older checkpoint",
         ) from err
 
 

@@ -235,16 +235,26 @@ def test_only_an_earlier_run_that_was_requeued_is_continued(site: Site) -> None:
     assert opening.own(request(7, 1), nodes()) is None, "the checkpoint was removed"
 
 
-def test_a_job_that_is_saved_at_intervals_continues_its_last_one(site: Site) -> None:
+@pytest.mark.parametrize("words", ["every:5m", "limit", "preempt"])
+def test_a_job_that_saves_itself_continues_its_last_checkpoint(site: Site, words: str) -> None:
+    """Also one that its user has made of the job, without a requeue."""
     site.config = Config(network=JOB_NETWORK, checkpoint=Checkpoint(folder="/ck"))
     site.start()
-    lease = site.open(request(7, checkpoint="every:5m"), nodes())
+    lease = site.open(request(7, checkpoint=words), nodes())
     site.save(lease)
     newest = site.save(lease)
-    found = site.layer.opening.own(request(7, 1, checkpoint="every:5m"), nodes())
+    found = site.layer.opening.own(request(7, 1, checkpoint=words), nodes())
     assert not isinstance(found, UserError | None)
     assert found.serial == newest.serial
-    assert site.layer.opening.own(request(7, 1, checkpoint="limit"), nodes()) is None
+    assert site.layer.opening.own(request(7, 1, checkpoint="none"), nodes()) is None
+
+
+def test_a_continued_job_continues_its_last_checkpoint(site: Site, origin: Lease) -> None:
+    first = site.resume(8, "a", nodes())
+    newest = site.save(first)
+    again = site.resume(8, "a", nodes(), restart=1)
+    assert again.resume is not None
+    assert (again.resume.serial, again.resume.origin) == (newest.serial, first.generation)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def lease(asked: str | None) -> Lease:
 
 @pytest.mark.parametrize(("asked", "wanted"), [(None, False), ("none", False), ("limit", True)])
 def test_only_jobs_that_ask_for_it(asked: str | None, wanted: bool) -> None:
-    assert timed.asked(lease(asked)) is wanted
+    assert timed.asked(lease(asked).request) is wanted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LAMMPS over two guests is saved three times and continues: its table is that of an uninterrupted run."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import hpc_codes
+import pytest
+from cluster import Job, Lab, publish
+from hpc_codes import PLACE, WAYS
+from injection import said, settled, until
+from saving import checkpoint, checkpoints_on, requeue
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+IMAGE = "debian-hpc"
+STEPS, EVERY = 4000, 20
+# A CPU per node, which two ranks share and yield to each other: emulated CPUs that spin slow down others.
+SHAPE = ("-N2", "--ntasks-per-node=2", "--overcommit", "--mem=900")
+OPTIONS = (*SHAPE, "--vhpc-network=job", "--open-mode=append")
+SCRIPT = f"""
+export OMP_NUM_THREADS=1 SLURM_OVERCOMMIT=1 SLURM_NTASKS_PER_NODE=2
+export OMPI_MCA_mpi_yield_when_idle=1 MPIR_CVAR_POLLS_BEFORE_YIELD=1
+sed 's/^thermo .*/thermo {EVERY}/; s/^thermo_modify .*/& flush yes/' {PLACE}/lj.in > lj.$SLURM_JOB_ID
+COMMAND -in lj.$SLURM_JOB_ID -log none -var side 4 -var steps {STEPS} </dev/null
+echo status $?; rm lj.$SLURM_JOB_ID
+"""
+ROW = re.compile(r" +\d+(?: +-?[0-9.e+-]+){4}$")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs(lab: Lab) -> Iterator[None]:
+    publish(IMAGE)
+    hpc_codes.prepare(IMAGE)
+    with checkpoints_on(lab):
+        yield
+    hpc_codes.remove()
+
+
+def table(text: str) -> list[str]:
+    """Rows of LAMMPS's thermodynamic output: step, temperature, energies and pressure to ten digits."""
+    return [line for line in text.splitlines() if ROW.match(line)]
+
+
+def reaches(lab: Lab, job: Job, rows: int) -> None:
+    """Wait for so many rows; a job that has ended before fails the test at once."""
+    until(lambda: len(table(said(lab, job))) >= rows or not job.queued(), f"row {rows} of job {job.id}", 900)
+    assert job.queued(), job.told()
+
+
+@pytest.mark.promise("checkpoint.lammps")
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "srun-pmix"])
+def test_lammps_prints_the_table_of_an_uninterrupted_run(lab: Lab, way: str) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    script = SCRIPT.replace("COMMAND", WAYS[way].command("lmp"))
+    alone = lab.submit(script, *OPTIONS, image=IMAGE)
+    assert alone.wait(timeout=900) == "COMPLETED", alone.told()
+    rows = table(alone.output())
+    assert len(rows) == STEPS // EVERY + 1, alone.output()
+
+    job = lab.submit(script, *OPTIONS, image=IMAGE)
+    for number, row in enumerate(sorted(random.Random(seed).sample(range(2, len(rows) // 2), 3))):
+        reaches(lab, job, row)
+        if number == 1:
+            checkpoint(lab, str(job.id))
+        else:
+            requeue(lab, job, (number + 2) // 2)
+    assert job.wait(timeout=900) == "COMPLETED", said(lab, job)
+    assert table(job.output()) == rows
+    assert job.output().count("status 0\n") == 1, job.output()
+    settled(lab)
