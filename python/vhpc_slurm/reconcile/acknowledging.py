@@ -149,17 +149,9 @@ def _comment(config: Config, client: ControllerClient, generation: Generation) -
 
 
 def _boot_s(client: ControllerClient, generation: Generation) -> float | None:
-    """Seconds until the guests of the slowest node were ready; None if those of a node were not.
-
-    Clocks of nodes differ, so each node is measured by its own.
-    """
-    for record in client.leases(job_id=generation.job_id):
-        if record.lease.generation == generation:
-            lines = {line.node: line.ready_s for line in record.timelines}
-            ready = [lines.get(node) for node in record.taken]
-            known = [seconds for seconds in ready if seconds is not None]
-            return max(known) if known and len(known) == len(ready) else None
-    return None
+    """Seconds until the guests of the slowest node were ready; None if those of a node were not."""
+    records = client.leases(job_id=generation.job_id)
+    return next((one.ready_s for one in records if one.lease.generation == generation), None)
 
 
 def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:

@@ -49,7 +49,8 @@ def test_held_guests_are_reported_with_each_question() -> None:
     saved = KeeperReport(5, KeeperState.SAVED, SAVED)
     assert rig.reports == [
         *(None, held, held, saved, saved, saved),
-        *(KeeperReport(5, KeeperState.CONTINUED), None, None),
+        # the answers to three questions took 25 s each
+        *(KeeperReport(5, KeeperState.CONTINUED, paused_s=75.0), None, None),
     ]
 
 
@@ -202,8 +203,26 @@ def test_the_wait_for_an_order_to_save_guests_ends() -> None:
 def test_guests_that_cannot_be_held_continue_with_a_reason() -> None:
     rig = Rig([HOLD, HOLD, WAIT], failing={"hold": [REFUSED]})
     assert rig.run() == ["find", "hold", "go_on"]
-    failed = KeeperReport(5, KeeperState.FAILED, line=REFUSED.line())
+    failed = KeeperReport(5, KeeperState.FAILED, line=REFUSED.line(), paused_s=0.0)
     assert rig.reports == [None, failed, failed, None], "the order is repeated, not the attempt"
+
+
+def test_a_pause_is_told_of_its_own_checkpoint() -> None:
+    rig = Rig([HOLD, WAIT, CONTINUE, order("prepare", 6), order("continue", 6), order("hold", 7), WAIT])
+
+    def slow() -> None:
+        rig.now += 3.0
+        if rig.events.count("hold") == 2:
+            rig.failing["hold"] = [REFUSED]
+
+    rig.during["hold"] = slow
+    rig.run()
+    ended = [one for one in rig.reports if one and one.state.value in ("continued", "failed")]
+    assert [(one.serial, one.state.value, one.paused_s) for one in ended] == [
+        (5, "continued", 28.0),
+        (6, "continued", None),
+        (7, "failed", 3.0),
+    ]
 
 
 def test_guests_that_cannot_be_found_are_not_touched() -> None:

@@ -188,6 +188,7 @@ def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
         nodes=tuple(map(_sizes, sorted(store.checkpoints.saved(one.serial), key=lambda at: place[at.node]))),
         error=one.error,
         resumed_by=one.resumed_by,
+        paused_s=one.paused_s,
     )
 
 

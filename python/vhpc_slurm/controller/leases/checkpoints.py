@@ -213,6 +213,9 @@ class CheckpointLedger:
             return Asked()
         if node not in lease.allocation.node_names:
             raise FabricError(f"lease {generation} has no part on node {node[:80]}")
+        if report is not None and report.paused_s is not None:
+            with self._store.transaction():
+                self._store.checkpoints.paused(report.serial, generation, report.paused_s)
         expired = generation.job_id in self.expire()
         one = self._store.checkpoints.of(generation)
         if one is None or one.state not in UNFINISHED:

@@ -66,6 +66,29 @@ def test_all_nodes_hold_then_save_then_continue(site: Site, job: Lease) -> None:
     assert site.store.checkpoints.saved(made.serial, "n2") == (saved("n2", 1),)
 
 
+def test_the_longest_pause_of_a_node_is_kept(site: Site, job: Lease) -> None:
+    def told(node: str, state: KeeperState, seconds: float | None, generation: Generation) -> None:
+        site.ledger.ask(generation, node, KeeperReport(made.serial, state, paused_s=seconds))
+        site.start()
+
+    made = site.save(job)
+    told("n1", K.CONTINUED, 2.25, job.generation)
+    told("n2", K.CONTINUED, 3.5, job.generation)
+    told("n1", K.CONTINUED, None, job.generation)
+    told("n1", K.CONTINUED, 1.0, job.generation)
+    other = site.open(request(8), nodes())
+    told("n1", K.CONTINUED, 99.0, other.generation)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.paused_s, found.state) == (3.5, S.VALID)
+    made = site.ledger.begin(7, "", stop=False, uid=None)
+    told("n1", K.FAILED, 0.75, job.generation)
+    told("n2", K.CONTINUED, 0.5, job.generation)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.paused_s, found.state) == (0.75, S.FAILED)
+
+
 def test_only_an_order_to_save_has_the_key(site: Site, job: Lease) -> None:
     made = site.ledger.begin(7, "a", stop=False, uid=None)
     assert site.ledger.order(job.generation, None).key == b""
