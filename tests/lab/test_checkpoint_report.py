@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from cluster import Job, Lab
-from injection import said, settled, until
-from saving import FOLDER, checkpoint, checkpoints_on, requeue
+from injection import await_requeue, said, settled, start_soon, until
+from saving import FOLDER, checkpoint, checkpoints_on
 
 pytestmark = pytest.mark.lab
 
@@ -58,15 +58,24 @@ def file_bytes(lab: Lab, serial: int) -> int:
     return sum(map(int, sizes.split()))
 
 
-@pytest.mark.promise("checkpoint.report")
+def commented(lab: Lab, job: Job) -> str:
+    """The job's AdminComment while it is in the queue."""
+    return lab.run("login", "squeue", "-h", "-j", str(job.id), "-O", "admin_comment:900").out.strip()
+
+
+@pytest.mark.promise("checkpoint.report", "checkpoint.comment")
 @pytest.mark.slow
 def test_report_and_timeline_have_all_runs_and_checkpoints(lab: Lab) -> None:
     job = lab.submit(TICKS, "-w", "n1", "-n1", "--mem=600", "--open-mode=append")
     goes_on(lab, job)
     checkpoint(lab, str(job.id), "--name", "inplace")
+    until(lambda: commented(lab, job).endswith("; saved as checkpoint inplace"), "the comment", 30)
     goes_on(lab, job)
     in_first = ticks(lab, job)
-    requeue(lab, job)
+    checkpoint(lab, str(job.id), "--requeue")
+    await_requeue(job)
+    until(lambda: commented(lab, job).endswith(f"; requeued with checkpoint {job.id}.1"), "the comment", 30)
+    start_soon(lab, job.id)
     goes_on(lab, job)
     again = next(tick for tick in ticks(lab, job) if tick > in_first[-1] + 3)
     checkpoint(lab, str(job.id), "--stop", "--name", "last")
@@ -102,9 +111,22 @@ def test_report_and_timeline_have_all_runs_and_checkpoints(lab: Lab) -> None:
     text = lab.run("login", "vhpc", "timeline", str(job.id), user="alice").out
     assert f"continues checkpoint {job.id}.1 of run 0" in text
 
+    (text,) = job.accounted("AdminComment")
+    assert text.endswith(f"continues checkpoint {job.id}.1 of job {job.id}; stopped with checkpoint last")
+
     other = lab.submit("echo never", "-w", "n2", "-n1", "--mem=600", "--vhpc-resume=last", image=None)
     goes_on(lab, other)
     (run,) = document(lab, other)["runs"]
     assert (run["continued"]["checkpoint"], run["continued"]["job"]) == ("last", job.id)
     lab.run("ctl", "scancel", str(other.id))
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.comment")
+@pytest.mark.slow
+def test_a_job_that_was_not_saved_before_its_end_says_why(lab: Lab) -> None:
+    job = lab.submit("srun -w n1 sleep 600", "-w", "n1", "-n1", "--time=1", "--vhpc-checkpoint=limit")
+    assert job.wait(timeout=300) == "TIMEOUT"
+    (comment,) = job.accounted("AdminComment")
+    assert f"; not saved before its end: checkpoint {job.id}.1: n1: " in comment
     settled(lab)

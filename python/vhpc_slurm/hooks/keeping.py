@@ -189,7 +189,7 @@ class Keeper(Struct):
             case OrderKind.SAVE:
                 self._save(order)
             case OrderKind.CONTINUE:
-                self._continue(order.serial)
+                self._continue(order)
             case OrderKind.END:
                 self._end()
             case _:
@@ -272,13 +272,16 @@ class Keeper(Struct):
         self._heard = self.clock()  # vhpcd has as long to answer to this report
         log.info("keeper: the guests are saved in checkpoint %d", saving.serial)
 
-    def _continue(self, serial: int) -> None:
+    def _continue(self, order: KeeperOrder) -> None:
         if self._saving is not None:
             self.process.again(Begin.RELEASE)  # the files close, and libvirt ends what it does for them
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         if not self._may_be_held or self._release():
+            serial = order.serial
             self._report = KeeperReport(serial, KeeperState.CONTINUED, paused_s=self._pause(serial))
+            if order.comment:
+                self.process.comment(order.comment)
 
     def _end(self) -> None:
         if self._saving is not None:

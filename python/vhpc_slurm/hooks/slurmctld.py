@@ -73,10 +73,10 @@ def prolog(config: Config) -> int:
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
-        comment(common.comment(lease, lease.refusal))
+        comment(comments.of_lease(lease, lease.refusal))
         return 0
     try:
-        comment(common.comment(lease))
+        comment(comments.of_lease(lease))
     except FabricError as err:  # the job can run without it
         common.log.warning("the AdminComment does not have the image's digest: %s", err.line())
     return 0

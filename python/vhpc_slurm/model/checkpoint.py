@@ -9,6 +9,8 @@ from vhpc_slurm.model.job import Generation
 from vhpc_slurm.record import Record
 
 MAX_CHECKPOINT_NAME = 64
+JOB_ENDED = "the job has ended"
+"""The error of a checkpoint that was not complete when its job ended."""
 
 
 class CheckpointState(StrEnum):
@@ -119,12 +121,16 @@ class OrderKind(StrEnum):
 
 
 class KeeperOrder(Record, frozen=True):
-    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret."""
+    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret.
+
+    ``comment`` is the AdminComment that this node gives the job, whose checkpoint is valid.
+    """
 
     kind: OrderKind
     serial: int = 0
     name: str = ""
     key: bytes = b""
+    comment: str = ""
 
     def __repr__(self) -> str:
         return f"KeeperOrder({self.kind.value}, serial={self.serial})"

@@ -9,7 +9,7 @@ import pytest
 from keeper_rig import AWAY, CONTINUE, END, HOLD, OVER, SAVE, SAVED, WAIT, Rig, Turn, order
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState
+from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState, OrderKind
 from vhpc_slurm.record import Record
 
 DONE = ["find", "hold", "save"]
@@ -21,6 +21,14 @@ def test_a_checkpoint_holds_saves_and_continues() -> None:
     assert rig.run() == [*DONE, "go_on"]
     assert rig.said == ["held", "saved", "continued"]
     assert (rig.held, rig.alive) == (False, True)
+
+
+def test_a_comment_is_begun_when_the_guests_continue() -> None:
+    told = KeeperOrder(OrderKind.CONTINUE, 5, "x", comment="vhpc: saved")
+    assert Rig([HOLD, SAVE, told, WAIT]).run() == [*DONE, "go_on", "comment vhpc: saved"]
+    # guests that do not continue come first
+    rig = Rig([HOLD, SAVE, told, WAIT], failing={"go_on": [REFUSED]})
+    assert rig.run() == [*DONE, "go_on", "go_on"]
 
 
 def test_guests_are_held_only_when_all_nodes_are_prepared() -> None:
