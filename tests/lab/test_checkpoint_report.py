@@ -130,3 +130,14 @@ def test_a_job_that_was_not_saved_before_its_end_says_why(lab: Lab) -> None:
     (comment,) = job.accounted("AdminComment")
     assert f"; not saved before its end: checkpoint {job.id}.1: n1: " in comment
     settled(lab)
+
+
+def test_a_job_that_may_not_run_again_says_so_in_its_output(lab: Lab) -> None:
+    job = lab.submit("echo never", "-n1", "--no-requeue", "--vhpc-checkpoint=limit")
+    assert job.wait(timeout=300) == "FAILED"
+    why = "--vhpc-checkpoint=limit: the job may not be put back into the queue: it has --no-requeue"
+    assert why in job.output()
+    assert "never" not in job.output()
+    assert why in lab.run("login", "vhpc", "ps", "--all", user="alice").out
+    assert why in job.accounted("AdminComment")[0]
+    settled(lab)

@@ -298,7 +298,8 @@ class LeaseOpening:
         image, request, allocation, config = one.image, one.request, one.allocation, self._config
         if isinstance(image, UserError):
             cause = "policy" if isinstance(image, policy.PolicyError) else "image"
-            cause = "checkpoint" if request.resume and cause == "image" else cause
+            saved = request.resume or isinstance(image, savable.NeverRequeuedError)
+            cause = "checkpoint" if saved and cause == "image" else cause
             return _Refusal(cause, image.line())
         found = (
             ("policy", policy.limit_refusal(config, request, allocation)),

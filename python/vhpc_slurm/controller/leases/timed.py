@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.leases import savable
 from vhpc_slurm.model import JobRequest, Lease, SavedNode
 from vhpc_slurm.slurm.port import RunningJob
 
@@ -21,7 +22,7 @@ SLOWER = 2.0
 
 def asked(lease: Lease) -> bool:
     """Whether a job has asked for such checkpoints."""
-    return lease.request.checkpoint not in (None, "none")
+    return savable.is_asked(lease.request)
 
 
 def look_s(config: Config) -> float:
