@@ -24,6 +24,7 @@ from vhpc_slurm.node.host import apart
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.slurm import comments
+from vhpc_slurm.slurm.port import COMPLETING, PENDING
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
 log = logging.getLogger("vhpc")
@@ -173,7 +174,7 @@ def _comment_requeued(config: Config, generation: Generation, sentence: str) -> 
         return
     port = slurm.commands(config, slurm.HOOK_TIMEOUT_S)
     job, present = port.load_with_comment(generation.job_id)
-    if job.restarts == generation.restart + 1 and not job.allocation.nodes:
+    if job.restarts == generation.restart + 1 and job.state in (PENDING, COMPLETING):
         port.set_admin_comment(job.job_id, comments.add(present, sentence))
 
 

@@ -23,7 +23,6 @@ from vhpc_slurm.model import (
     GuestUsage,
     LeaseRecord,
     LeaseState,
-    NodeAllocation,
     NodeUsage,
 )
 from vhpc_slurm.node.store import outbox
@@ -56,7 +55,7 @@ class Site(ControllerClient):
     checkpoints_made: tuple[Checkpoint, ...] = ()
     away: bool = False
     restarts: int = 2
-    nodes: tuple[str, ...] = ()
+    of_slurmctld: str = "PENDING"
     written: list[tuple[str, str]] = field(default_factory=list)
 
     # vhpcd
@@ -90,9 +89,8 @@ class Site(ControllerClient):
     # slurmctld
 
     def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
-        parts = Allocation(tuple(NodeAllocation(node, (0,), 100) for node in self.nodes))
-        names = ("PENDING", "", 2001, 2001, "alice", "main", "job", "/", "")
-        return SlurmJob(job_id, self.restarts, *names, parts), self.comment
+        names = (self.of_slurmctld, "", 2001, 2001, "alice", "main", "job", "/", "")
+        return SlurmJob(job_id, self.restarts, *names, Allocation(())), self.comment
 
     def set_admin_comment(self, job: int, text: str) -> None:
         self.written.append(("slurmctld", text))
@@ -153,16 +151,18 @@ def test_text_of_another_program_stays_alone(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED"])
+@pytest.mark.parametrize("of_slurmctld", ["PENDING", "COMPLETING"])
 def test_a_requeued_job_names_it_until_its_next_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, of_slurmctld: str
 ) -> None:
     site = Site(state=state, checkpoints_made=(made(1, requeue=True),), comment=f"{IMAGE} // of the site")
+    site.of_slurmctld = of_slurmctld
     assert ended(site, folder, monkeypatch) == [
         ("slurmctld", f"{IMAGE}; requeued with checkpoint 7.1 // of the site")
     ]
 
 
-@pytest.mark.parametrize("changed", [{"nodes": ("n1",)}, {"restarts": 3}], ids=["starts", "later"])
+@pytest.mark.parametrize("changed", [{"of_slurmctld": "RUNNING"}, {"restarts": 3}], ids=["runs", "later"])
 def test_the_comment_of_a_later_run_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, object]
 ) -> None:
