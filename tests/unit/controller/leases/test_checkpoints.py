@@ -176,9 +176,12 @@ def test_a_node_that_is_silent_while_it_saves_is_named(site: Site, job: Lease) -
         site.now += 10.0
         assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.SAVE
         assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+        assert site.ledger.expire() == frozenset()
     site.now += 179.0
     assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+    assert site.ledger.expire() == frozenset()
     site.now += 2.0
+    assert site.ledger.expire() == {7}
     assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.CONTINUE
     found = site.store.checkpoints.get(made.serial)
     assert found is not None
