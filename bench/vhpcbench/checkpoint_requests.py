@@ -88,20 +88,20 @@ def _add(report: Report, vhpcd: Vhpcd, daemon: Munged, size: int, rounds: int) -
     before = stored()
     found: dict[str, list[Asked]] = {}
     for _ in range(rounds):
-        for what, figures in _checkpoint(vhpcd, daemon, lease).items():
-            found.setdefault(what, []).append(figures)
+        for what, one in _checkpoint(vhpcd, daemon, lease).items():
+            found.setdefault(what, []).append(one)
     total = 0.0
     for what, figures in found.items():
         report.add(f"{size} nodes, {what}", "s", [seconds for seconds, _, _ in figures])
-        ours, theirs = (1e3 * statistics.median(one[at] for one in figures) / size for at in (1, 2))
+        ours, theirs = (1e3 * statistics.median(each[at] for each in figures) / size for at in (1, 2))
         report.notes.append(
             f"{size} nodes, {what}: CPU for each node: vhpcd {ours:.3f} ms, munged {theirs:.3f} ms"
         )
         total += ours + theirs
     report.notes.append(f"{size} nodes: all {len(found)} requests of a node: {total:.2f} ms of CPU time")
-    each = (stored() - before) / rounds / size
-    report.notes.append(f"{size} nodes: database: {each:.0f} bytes for each node of each checkpoint")
-    return sum(statistics.median(one[0] for one in found[what]) for what in PAUSED)
+    kept = (stored() - before) / rounds / size
+    report.notes.append(f"{size} nodes: database: {kept:.0f} bytes for each node of each checkpoint")
+    return sum(statistics.median(each[0] for each in found[what]) for what in PAUSED)
 
 
 def _checkpoint(vhpcd: Vhpcd, daemon: Munged, lease: Lease) -> dict[str, Asked]:

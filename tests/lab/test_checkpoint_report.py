@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users read of a job that was saved, requeued and resumed, against sacct, files and its own clock."""
+"""Reports about a job that was saved, requeued and resumed agree with sacct, files and its own clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def goes_on(lab: Lab, job: Job, more: int = 10) -> None:
 
 
 def document(lab: Lab, job: Job, verb: str = "report") -> Any:
-    """What the owner reads of a job."""
+    """A report that the owner reads."""
     return json.loads(lab.run("login", "vhpc", verb, str(job.id), "--json", user=job.user).out)
 
 
