@@ -93,7 +93,7 @@ def assemble(
     )
     executor = LeaseExecutor(writer, leases.lifecycle, scheduler)
     changes = Changes()
-    starting = Starting(leases, executor, scheduler, watch, config, locate, changes)
+    starting = Starting(leases, executor, scheduler, watch, config, locate, slurm.may_requeue, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
     timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
     operating = Operating(leases.operator, executor, batches, thread)

@@ -131,12 +131,6 @@ def drain(config: Config, node: str, error: VhpcError) -> None:
         log.error("node %s is not drained: %s", node, err.line())
 
 
-def comment(lease: Lease, more: str = "") -> str:
-    """The AdminComment of a job: the digest of its image, so that sacct shows it, and a message."""
-    image = "" if lease.image is None else f"image {lease.image}"
-    return "vhpc: " + "; ".join(filter(None, (image, more)))
-
-
 def comment_ended(config: Config, job_id: int, line: str) -> None:
     """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log.
 

@@ -21,6 +21,7 @@ from vhpc_slurm.node.host import accounts
 from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, drain_policy
+from vhpc_slurm.slurm import comments
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -116,7 +117,7 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
     failures = [f"{copy.target} on {env.node}: {copy.why_not}" for copy in copies if copy.why_not]
     if failures:
         # the job's own streams are closed by now
-        line = common.comment(lease, f"a console could not be written: {'; '.join(failures)}")
+        line = comments.of_lease(lease, f"a console could not be written: {'; '.join(failures)}")
         common.log.warning("%s", line)
         common.comment_ended(config, env.job_id, line)
 

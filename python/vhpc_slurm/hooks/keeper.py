@@ -19,15 +19,17 @@ from functools import partial
 from types import FrameType
 from typing import NoReturn, cast
 
-from vhpc_slurm import files
+from vhpc_slurm import files, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import common, start
 from vhpc_slurm.hooks.keeperport import Begin, NodeGuests, Setting, Terminated
 from vhpc_slurm.hooks.keeping import Keeper
 from vhpc_slurm.model import Generation, KeeperOrder, SavedNode
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.slurm import comments
 
 GUESTS = "vhpc_slurm.node.checkpoint.guests"
 LOCK_S = 10.0
@@ -84,6 +86,21 @@ class OwnProcess:
         """The answer."""
         with self._stopping.ends():
             return question()
+
+    def comment(self, text: str) -> None:
+        """Set the AdminComment in a thread: guests do not wait for Slurm."""
+        threading.Thread(target=self._comment, args=(text,), name="comment", daemon=True).start()
+
+    def _comment(self, text: str) -> None:
+        job_id = self._generation.job_id
+        try:
+            port = slurm.commands(self._layout.config, slurm.HOOK_TIMEOUT_S)
+            job, present = port.load_with_comment(job_id)
+            if job.restarts == self._generation.restart:
+                port.set_admin_comment(job_id, comments.beside(text, present))
+        except Exception as err:  # the job goes on without it
+            line = err.line() if isinstance(err, VhpcError) else repr(err)
+            common.log.warning("AdminComment of job %d is not set: %s", job_id, line)
 
     def replaced(self) -> bool:
         """Whether the package was replaced since this process has started."""

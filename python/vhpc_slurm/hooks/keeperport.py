@@ -96,6 +96,9 @@ class Process(Protocol):
     def ask(self, question: Callable[[], KeeperOrder]) -> KeeperOrder:
         """The answer; the rest as ``pause``."""
 
+    def comment(self, text: str) -> None:
+        """Begin to make a text the job's AdminComment; the keeper does not wait for it."""
+
     def replaced(self) -> bool:
         """Whether the program on the disk is another version by now."""
 

@@ -80,6 +80,8 @@ class Keeper(Struct):
     _must_release: bool = False
     _heard: float = 0.0
     _held_since: float = 0.0
+    _stopped: float | None = None
+    _paused_s: float | None = None
     _away_s: float = 0.0
 
     def run(self, begin: Begin) -> bool:
@@ -187,7 +189,7 @@ class Keeper(Struct):
             case OrderKind.SAVE:
                 self._save(order)
             case OrderKind.CONTINUE:
-                self._continue(order.serial)
+                self._continue(order)
             case OrderKind.END:
                 self._end()
             case _:
@@ -220,7 +222,7 @@ class Keeper(Struct):
         except Exception as err:
             self._fail(serial, one_line(err))
             return
-        self.phase, self._serial = Phase.PREPARED, serial
+        self.phase, self._serial, self._paused_s = Phase.PREPARED, serial, None
         self._heard = self._held_since = self.clock()
         log.info("keeper: the guests are prepared for checkpoint %d", serial)
 
@@ -228,7 +230,7 @@ class Keeper(Struct):
         if self.phase is not Phase.PREPARED or serial != self._serial:
             self._unexpected(serial, "the guests are not prepared: the keeper was started again")
             return
-        self.phase = Phase.UNKNOWN
+        self.phase, self._stopped = Phase.UNKNOWN, self.clock()
         try:
             self.guests.hold(self.setting.hold_timeout_s)
         except Exception as err:
@@ -270,13 +272,16 @@ class Keeper(Struct):
         self._heard = self.clock()  # vhpcd has as long to answer to this report
         log.info("keeper: the guests are saved in checkpoint %d", saving.serial)
 
-    def _continue(self, serial: int) -> None:
+    def _continue(self, order: KeeperOrder) -> None:
         if self._saving is not None:
             self.process.again(Begin.RELEASE)  # the files close, and libvirt ends what it does for them
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         if not self._may_be_held or self._release():
-            self._report = KeeperReport(serial, KeeperState.CONTINUED)
+            serial = order.serial
+            self._report = KeeperReport(serial, KeeperState.CONTINUED, paused_s=self._pause(serial))
+            if order.comment:
+                self.process.comment(order.comment)
 
     def _end(self) -> None:
         if self._saving is not None:
@@ -306,9 +311,14 @@ class Keeper(Struct):
     def _fail(self, serial: int, line: str) -> None:
         """Let the guests continue, and report why the checkpoint failed, also if they do not."""
         log.error("keeper: checkpoint %d: %s", serial, line)
-        self._report = self._failed = KeeperReport(serial, KeeperState.FAILED, line=line)
         if self._may_be_held:
             self._release()
+        report = KeeperReport(serial, KeeperState.FAILED, line=line, paused_s=self._pause(serial))
+        self._report = self._failed = report
+
+    def _pause(self, serial: int) -> float | None:
+        """How long programs were stopped for a checkpoint; None if they were not, or are still."""
+        return self._paused_s if serial == self._serial else None
 
     def _release(self) -> bool:
         """Let the guests continue; if that fails it is tried again before the next question."""
@@ -320,6 +330,8 @@ class Keeper(Struct):
             self.phase, self._must_release = Phase.UNKNOWN, True
             return False
         self.phase, self._must_release, self._saved = Phase.RUNNING, False, None
+        if self._stopped is not None:
+            self._paused_s, self._stopped = round(self.clock() - self._stopped, 3), None
         log.info("keeper: the guests continue")
         return True
 

@@ -35,7 +35,7 @@ from vhpc_slurm.options import (
     ValueRefusedError,
 )
 from vhpc_slurm.slurm import commands, comments
-from vhpc_slurm.slurm.port import JobRef, Slurm, SlurmJob
+from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
 OF_CHECKPOINT = "checkpoint://"
 """Before the name of a checkpoint in place of an image (spank_plugin/image.h)."""
@@ -58,7 +58,6 @@ def prolog(config: Config) -> int:
         job, present = slurm.load_with_comment(env.job_id)
         common.check_user(env, job.uid)
         _check_save(config, _given(SAVE))
-        _check_requeue(slurm, env.job_id, _given(CHECKPOINT))
         lease = client.open_generation(_request(env, job), job.allocation, _waiter())
     except UserError as err:
         # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
@@ -73,10 +72,10 @@ def prolog(config: Config) -> int:
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
-        comment(common.comment(lease, lease.refusal))
+        comment(comments.of_lease(lease, lease.refusal))
         return 0
     try:
-        comment(common.comment(lease))
+        comment(comments.of_lease(lease))
     except FabricError as err:  # the job can run without it
         common.log.warning("the AdminComment does not have the image's digest: %s", err.line())
     return 0
@@ -130,16 +129,6 @@ def _check_save(config: Config, name: str | None) -> None:
     if not config.images.user_catalog:
         raise UserError(
             f"--vhpc-save={ref.label} is not possible here", "users have no catalogues of images of their own"
-        )
-
-
-def _check_requeue(slurm: Slurm, job_id: int, moments: str | None) -> None:
-    """UserError if a job is to be saved and put back into the queue, and may not be."""
-    if moments not in (None, "none") and not slurm.may_requeue(job_id):
-        raise UserError(
-            f"--vhpc-checkpoint={moments[:40]}: the job may not be put back into the queue",
-            "it has --no-requeue, or the site does not requeue jobs",
-            "submit it with --requeue",
         )
 
 

@@ -18,6 +18,7 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import TOLD, Lease, NodeReport, Timeline
 from vhpc_slurm.model.lease import FAILED
 from vhpc_slurm.node.store import timeline
+from vhpc_slurm.slurm import comments
 
 SHORTEST_S = 45.0
 """No boot that took less has used up a time limit: the shortest one is a minute."""
@@ -58,7 +59,7 @@ def tell(
     config: Config, client: ControllerClient, lease: Lease, text: str, said: tuple[Timeline, NodeReport]
 ) -> None:
     """Put the text into the job's AdminComment, and send vhpcd what this Prolog has recorded."""
-    common.comment_ended(config, lease.generation.job_id, common.comment(lease, text))
+    common.comment_ended(config, lease.generation.job_id, comments.of_lease(lease, text))
     with contextlib.suppress(FabricError):
         client.report_timeline(*said)
 

@@ -12,6 +12,7 @@ Decides nothing, reads nothing; every room may import it.
 from __future__ import annotations
 
 from vhpc_slurm.model.checkpoint import (
+    JOB_ENDED,
     MAX_CHECKPOINT_NAME,
     UNFINISHED,
     Checkpoint,
@@ -98,6 +99,7 @@ __all__ = [
     "GENERATION",
     "IMAGE_NAME",
     "IMAGE_TAG",
+    "JOB_ENDED",
     "MAX_CHECKPOINT_NAME",
     "MAX_COMPONENTS",
     "NODE_NAME",

@@ -9,6 +9,8 @@ from vhpc_slurm.model.job import Generation
 from vhpc_slurm.record import Record
 
 MAX_CHECKPOINT_NAME = 64
+JOB_ENDED = "the job has ended"
+"""The error of a checkpoint that was not complete when its job ended."""
 
 
 class CheckpointState(StrEnum):
@@ -119,12 +121,16 @@ class OrderKind(StrEnum):
 
 
 class KeeperOrder(Record, frozen=True):
-    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret."""
+    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret.
+
+    ``comment`` is the AdminComment that this node gives the job, whose checkpoint is valid.
+    """
 
     kind: OrderKind
     serial: int = 0
     name: str = ""
     key: bytes = b""
+    comment: str = ""
 
     def __repr__(self) -> str:
         return f"KeeperOrder({self.kind.value}, serial={self.serial})"
@@ -141,12 +147,17 @@ class KeeperState(StrEnum):
 
 
 class KeeperReport(Record, frozen=True):
-    """A report of a keeper; ``line`` is the reason of FAILED, ``saved`` belongs to SAVED."""
+    """A report of a keeper; ``line`` is the reason of FAILED, ``saved`` belongs to SAVED.
+
+    ``paused_s`` belongs to CONTINUED and FAILED: for how many seconds the programs were stopped; None if they
+    were not, or if the keeper was started again meanwhile.
+    """
 
     serial: int
     state: KeeperState
     saved: SavedNode | None = None
     line: str = ""
+    paused_s: float | None = None
 
 
 class Checkpoint(Record, frozen=True):
@@ -167,6 +178,8 @@ class Checkpoint(Record, frozen=True):
         error: why it was given up.
         resumed_by: the generation that continues it now, if there is one.
         requeue: the job is put back into the queue when it is valid, and its next run continues it.
+        paused_s: how many seconds the job's programs were stopped, on the node where it was longest; None if
+            no node has reported that they continue.
     """
 
     serial: int
@@ -183,6 +196,12 @@ class Checkpoint(Record, frozen=True):
     error: str = ""
     resumed_by: Generation | None = None
     requeue: bool = False
+    paused_s: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the slowest node took to write its files."""
+        return max((node.seconds for node in self.nodes), default=0.0)
 
     @property
     def size(self) -> int:

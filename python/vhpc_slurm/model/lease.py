@@ -335,3 +335,14 @@ class LeaseRecord(Record, frozen=True):
         """A note on it for a table; usually empty."""
         notes = (f"{node}: {note}" for node, note in self.unclean)
         return self.lease.refusal or "; ".join(notes) or next((line for _, line in self.told), "")
+
+    @property
+    def ready_s(self) -> float | None:
+        """Seconds until the guests of the slowest node were ready; None if those of a node were not.
+
+        Clocks of nodes differ, so each node is measured by its own.
+        """
+        lines = {line.node: line.ready_s for line in self.timelines}
+        ready = [lines.get(node) for node in self.taken]
+        known = [seconds for seconds in ready if seconds is not None]
+        return max(known) if known and len(known) == len(ready) else None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acknowledgements on their way to vhpcd, with what the generation has used.
 
-The last node of a job to report writes the sum, and how long the boot took, into the job's
-AdminComment, because root may and vhpcd may not. Accounting delays no release: what fails here is
-only missing in the comment.
+The last node of a job to report writes the sum, how long the boot took, and the checkpoint with which the
+run has ended, into the job's AdminComment, because root may and vhpcd may not. Accounting delays no release:
+what fails here is only missing in the comment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vhpc_slurm.node.host import apart
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.slurm import comments
+from vhpc_slurm.slurm.port import COMPLETING, PENDING
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
 log = logging.getLogger("vhpc")
@@ -137,44 +138,76 @@ def _comment(config: Config, client: ControllerClient, generation: Generation) -
         _, nodes = client.usage(job_id)
         accounting = slurm.accounting(config)
         job = _record(accounting, job_id)
-        if job is not None:
-            boot_s = _boot_s(client, generation)
-            text = with_usage(job.comment, words(job_usage(nodes), boot_s))
-            if text != job.comment:
-                accounting.set_comment(job, text)
+        if job is None:
+            return True
+        sentence = _of_checkpoint(config, client, generation, job)
+        if not job.ended:
+            _comment_requeued(config, generation, sentence)
+            return True
+        boot_s = _boot_s(client, generation)
+        text = with_usage(with_sentence(job.comment, sentence), words(job_usage(nodes), boot_s))
+        if text != job.comment:
+            accounting.set_comment(job, text)
     except VhpcError as err:
         log.info("AdminComment of job %d has no usage: %s", job_id, err.line())  # some sites have no slurmdbd
         return False
     return True
 
 
-def _boot_s(client: ControllerClient, generation: Generation) -> float | None:
-    """Seconds until the guests of the slowest node were ready; None if those of a node were not.
+def _of_checkpoint(
+    config: Config, client: ControllerClient, generation: Generation, job: AccountedJob
+) -> str:
+    """The sentence about the last checkpoint of a run that has ended; empty without one."""
+    if not config.checkpoint.folder:
+        return ""
+    try:
+        made = [one for one in client.checkpoints(generation.job_id) if one.generation == generation]
+    except VhpcError as err:
+        log.info("AdminComment of job %d names no checkpoint: %s", generation.job_id, err.line())
+        return ""
+    return comments.at_end(made, job.state, requeued=not job.ended)
 
-    Clocks of nodes differ, so each node is measured by its own.
-    """
-    for record in client.leases(job_id=generation.job_id):
-        if record.lease.generation == generation:
-            lines = {line.node: line.ready_s for line in record.timelines}
-            ready = [lines.get(node) for node in record.taken]
-            known = [seconds for seconds in ready if seconds is not None]
-            return max(known) if known and len(known) == len(ready) else None
-    return None
+
+def _comment_requeued(config: Config, generation: Generation, sentence: str) -> None:
+    """Add to the comment of a job that waits for its next run, whose PrologSlurmctld replaces it."""
+    if not sentence:
+        return
+    port = slurm.commands(config, slurm.HOOK_TIMEOUT_S)
+    job, present = port.load_with_comment(generation.job_id)
+    if job.restarts == generation.restart + 1 and job.state in (PENDING, COMPLETING):
+        port.set_admin_comment(job.job_id, comments.add(present, sentence))
+
+
+def _boot_s(client: ControllerClient, generation: Generation) -> float | None:
+    """Seconds until the guests of the slowest node were ready; None if those of a node were not."""
+    records = client.leases(job_id=generation.job_id)
+    return next((one.ready_s for one in records if one.lease.generation == generation), None)
 
 
 def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:
-    """The record of the ended job; None, with a line in the log, if there is none yet."""
+    """The record of a job that has ended, or waits for its next run; None, with a line in the log, without.
+
+    The figures of a run that is not the last one are in no comment.
+    """
     until = time.monotonic() + RECORD_S
     while True:
         job = accounting.job(job_id)
         if job is not None and job.ended:
             return job
-        if time.monotonic() >= until or (job is not None and job.state in ("PENDING", "REQUEUED")):
+        requeued = job is not None and job.state in ("PENDING", "REQUEUED")
+        if requeued or time.monotonic() >= until:
             log.info(
                 "AdminComment of job %d has no usage: the accounting database does not have its end", job_id
             )
-            return None
+            return job if requeued else None
         time.sleep(LOOK_S)
+
+
+def with_sentence(comment: str, sentence: str) -> str:
+    """An AdminComment of vhpc with one more sentence; with other text it stays as it is."""
+    if not sentence or comments.others(comment):
+        return comment
+    return comments.add(comments.without_usage(comment), sentence)
 
 
 def with_usage(comment: str, usage: str) -> str:

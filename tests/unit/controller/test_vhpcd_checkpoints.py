@@ -94,8 +94,10 @@ def test_other_users_cannot_save_see_or_remove_it(vhpcd: Vhpcd) -> None:
     with pytest.raises(ChildError, match="job 1 belongs to another user"):
         as_uid(NOBODY, lambda: client.save(1, "mine"))
     found = client.save(1, "run")
-    client.keeper(lease.generation, "n1", KeeperReport(found.serial, KeeperState.FAILED, line="no"), 0.0)
+    failed = KeeperReport(found.serial, KeeperState.FAILED, line="no", paused_s=1.25)
+    client.keeper(lease.generation, "n1", failed, 0.0)
     assert client.checkpoint(found.serial).error == "n1: no"
+    assert client.checkpoint(found.serial).paused_s == 1.25
     assert as_uid(NOBODY, client.checkpoints) == ()
     with pytest.raises(ChildError, match="belongs to another user"):
         as_uid(NOBODY, lambda: client.remove_checkpoint(found.serial))

@@ -53,7 +53,6 @@ class Controller:
     opened: list[JobRequest] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
-    requeueable: bool = True
     ended: list[tuple[int, int]] = field(default_factory=list)
 
     def load_with_comment(self, job_id: int) -> tuple[SlurmJob, str]:
@@ -68,10 +67,6 @@ class Controller:
         if not self.commentable:
             raise SlurmError("scontrol update failed", "Access/permission denied")
         self.comments.append(text)
-
-    def may_requeue(self, job_id: int) -> bool:
-        assert job_id == 42
-        return self.requeueable
 
     def cancel(self, job_id: int) -> None:
         self.cancelled.append(job_id)

@@ -9,7 +9,7 @@ import pytest
 from keeper_rig import AWAY, CONTINUE, END, HOLD, OVER, SAVE, SAVED, WAIT, Rig, Turn, order
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState
+from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState, OrderKind
 from vhpc_slurm.record import Record
 
 DONE = ["find", "hold", "save"]
@@ -21,6 +21,14 @@ def test_a_checkpoint_holds_saves_and_continues() -> None:
     assert rig.run() == [*DONE, "go_on"]
     assert rig.said == ["held", "saved", "continued"]
     assert (rig.held, rig.alive) == (False, True)
+
+
+def test_a_comment_is_begun_when_the_guests_continue() -> None:
+    told = KeeperOrder(OrderKind.CONTINUE, 5, "x", comment="vhpc: saved")
+    assert Rig([HOLD, SAVE, told, WAIT]).run() == [*DONE, "go_on", "comment vhpc: saved"]
+    # guests that do not continue come first
+    rig = Rig([HOLD, SAVE, told, WAIT], failing={"go_on": [REFUSED]})
+    assert rig.run() == [*DONE, "go_on", "go_on"]
 
 
 def test_guests_are_held_only_when_all_nodes_are_prepared() -> None:
@@ -49,7 +57,8 @@ def test_held_guests_are_reported_with_each_question() -> None:
     saved = KeeperReport(5, KeeperState.SAVED, SAVED)
     assert rig.reports == [
         *(None, held, held, saved, saved, saved),
-        *(KeeperReport(5, KeeperState.CONTINUED), None, None),
+        # the answers to three questions took 25 s each
+        *(KeeperReport(5, KeeperState.CONTINUED, paused_s=75.0), None, None),
     ]
 
 
@@ -202,8 +211,26 @@ def test_the_wait_for_an_order_to_save_guests_ends() -> None:
 def test_guests_that_cannot_be_held_continue_with_a_reason() -> None:
     rig = Rig([HOLD, HOLD, WAIT], failing={"hold": [REFUSED]})
     assert rig.run() == ["find", "hold", "go_on"]
-    failed = KeeperReport(5, KeeperState.FAILED, line=REFUSED.line())
+    failed = KeeperReport(5, KeeperState.FAILED, line=REFUSED.line(), paused_s=0.0)
     assert rig.reports == [None, failed, failed, None], "the order is repeated, not the attempt"
+
+
+def test_a_pause_is_told_of_its_own_checkpoint() -> None:
+    rig = Rig([HOLD, WAIT, CONTINUE, order("prepare", 6), order("continue", 6), order("hold", 7), WAIT])
+
+    def slow() -> None:
+        rig.now += 3.0
+        if rig.events.count("hold") == 2:
+            rig.failing["hold"] = [REFUSED]
+
+    rig.during["hold"] = slow
+    rig.run()
+    ended = [one for one in rig.reports if one and one.state.value in ("continued", "failed")]
+    assert [(one.serial, one.state.value, one.paused_s) for one in ended] == [
+        (5, "continued", 28.0),
+        (6, "continued", None),
+        (7, "failed", 3.0),
+    ]
 
 
 def test_guests_that_cannot_be_found_are_not_touched() -> None:

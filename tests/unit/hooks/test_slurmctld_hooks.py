@@ -247,26 +247,6 @@ def test_a_job_that_continues_a_checkpoint_names_no_image(
     assert controller.cancelled == []
 
 
-@pytest.mark.parametrize(
-    ("moments", "requeueable", "opened"),
-    [("limit", True, True), ("limit,preempt", False, False), ("none", False, True)],
-)
-def test_only_a_job_that_may_run_again_is_saved_by_itself(
-    config: Config,
-    controller: Controller,
-    monkeypatch: pytest.MonkeyPatch,
-    moments: str,
-    requeueable: bool,
-    opened: bool,
-) -> None:
-    monkeypatch.setenv("SPANK_VHPC_CHECKPOINT", moments)
-    controller.requeueable = requeueable
-    assert slurmctld.prolog(config) == 0
-    assert [request.checkpoint for request in controller.opened] == [moments] * opened
-    assert controller.cancelled == [42] * (not opened)
-    assert opened or "may not be put back into the queue" in controller.comments[0]
-
-
 @pytest.mark.parametrize("resume", [None, "run-8"])
 def test_the_name_in_place_of_an_image_is_that_of_the_option(
     config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch, resume: str | None

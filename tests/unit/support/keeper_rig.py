@@ -154,6 +154,9 @@ class Rig:
         self._stop()
         return question()
 
+    def comment(self, text: str) -> None:
+        self.events.append(f"comment {text}")
+
     def replaced(self) -> bool:
         return self.new_version
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vhpc_slurm.cli import context, leases, options, output
-from vhpc_slurm.cli.jobs import reportrows
 from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.cli.verbs import Group, Verb
@@ -86,7 +85,7 @@ def save(
     if as_json:
         output.write_json(_json(found))
         return 0
-    progress(f"{_called(found)}: valid, {output.size(found.size)} in {_seconds(found):.1f} s")
+    progress(f"{_called(found)}: valid, {output.size(found.size)} in {found.seconds:.1f} s")
     print(found.name)
     return 0
 
@@ -111,7 +110,7 @@ def ls(
             str(one.generation.job_id),
             one.state.value,
             output.size(one.size) if one.size else "",
-            reportrows.date(one.created),
+            output.date(one.created),
             one.error or (f"resumed by job {one.resumed_by.job_id}" if one.resumed_by else ""),
         )
         for one in found
@@ -132,7 +131,7 @@ def show(name: Name, as_json: Json = False) -> int:
         ("User", context.user_name(found.uid)),
         ("Job", str(found.generation.job_id)),
         ("State", found.state.value),
-        ("Made", reportrows.date(found.created)),
+        ("Made", output.date(found.created)),
         ("Image", found.image),
         ("Nodes", output.node_list(node.node for node in found.nodes)),
     ]
@@ -142,7 +141,7 @@ def show(name: Name, as_json: Json = False) -> int:
         facts += [
             ("Guests", f"{len(guests)}, each with {guests[0].vcpus} CPUs and {guests[0].memory_mib} MiB"),
             ("CPU", found.nodes[0].cpu),
-            ("Size", f"{output.size(found.size)}, written in {_seconds(found):.1f} s"),
+            ("Size", f"{output.size(found.size)}, written in {found.seconds:.1f} s"),
         ]
     if found.resumed_by:
         facts.append(("Resumed by", f"job {found.resumed_by.job_id}"))
@@ -188,10 +187,6 @@ def _gone(found: Checkpoint) -> bool:
     return "ended" in found.error
 
 
-def _seconds(found: Checkpoint) -> float:
-    return max((node.seconds for node in found.nodes), default=0.0)
-
-
 def _json(found: Checkpoint) -> dict[str, Any]:
     return {
         "name": found.name,
@@ -206,7 +201,8 @@ def _json(found: Checkpoint) -> dict[str, Any]:
         "image": found.image,
         "error": found.error or None,
         "bytes": found.size,
-        "seconds": round(_seconds(found), 3),
+        "seconds": round(found.seconds, 3),
+        "paused_s": found.paused_s,
         "resumed_by": str(found.resumed_by) if found.resumed_by else None,
         "nodes": [node.node for node in found.nodes],
         "guests": [

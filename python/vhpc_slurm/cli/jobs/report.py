@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vhpc_slurm.cli import leases, options, output
-from vhpc_slurm.cli.jobs import reportdata, reportrows, timeline, usagerows
+from vhpc_slurm.cli.jobs import reportdata, reportrows, runs, timeline, usagerows
 from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.errors import UserError
@@ -54,7 +54,7 @@ def report(
 
 
 def gather(client: ControllerClient, job_id: int) -> JobReport | None:
-    """vhpcd's data about a job's last incarnation; None if it shows this user no such job.
+    """vhpcd's data about a job's last run, and a summary of all; None if it shows this user no such job.
 
     Raises:
         UserError: this user asks vhpcd too often.
@@ -65,7 +65,8 @@ def gather(client: ControllerClient, job_id: int) -> JobReport | None:
     if record is None:
         return None
     booting = progress.get(str(record.lease.generation))
-    return reportdata.make(record, client.reports(job_id), _usage(client, record), booting)
+    every = runs.make(records, client.checkpoints(job_id), progress)
+    return reportdata.make(record, client.reports(job_id), _usage(client, record), booting, every)
 
 
 def _usage(client: ControllerClient, record: LeaseRecord) -> JobUsage | None:
@@ -99,6 +100,9 @@ def _write_html(found: JobReport, target: str) -> None:
 
 def _show(found: JobReport) -> None:
     output.write_facts(reportrows.facts(found))
+    for table in runs.tables(found.runs):
+        print()
+        output.write_table(table.head, table.rows, right=runs.RIGHT)
     print()
     rows = reportrows.guest_rows(found)
     output.write_table(

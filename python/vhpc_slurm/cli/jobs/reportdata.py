@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vhpc_slurm.cli.host import hostview
-from vhpc_slurm.cli.jobs import bootline, usagerows
+from vhpc_slurm.cli.jobs import bootline, runs, usagerows
+from vhpc_slurm.cli.jobs.runs import Run
 from vhpc_slurm.cli.jobs.timeline import natural
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.fabric import numbers
@@ -40,12 +41,14 @@ class JobReport:
         reports: what nodes said, by node; vhpcd keeps those of the first nodes that reported.
         usage: what the programs of the guests used; None: no node has reported it.
         progress: how far the boot is; None: the job does not boot.
+        runs: all runs of the job, oldest first.
     """
 
     record: LeaseRecord
     reports: Mapping[str, NodeReport]
     usage: JobUsage | None = None
     progress: ProgressWire | None = None
+    runs: tuple[Run, ...] = ()
     timelines: Mapping[str, Timeline] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,10 +62,11 @@ def make(
     reports: Sequence[NodeReport],
     usage: JobUsage | None = None,
     progress: ProgressWire | None = None,
+    every: tuple[Run, ...] = (),
 ) -> JobReport:
-    """The report of a lease; reports of the job's other generations are left out."""
+    """The report of a lease; reports of nodes about the job's other runs are left out."""
     own = {one.node: one for one in reports if one.generation == record.lease.generation}
-    return JobReport(record, own, usage, progress)
+    return JobReport(record, own, usage, progress, every)
 
 
 def document(found: JobReport) -> dict[str, Any]:
@@ -89,6 +93,7 @@ def document(found: JobReport) -> dict[str, Any]:
         "defaults": [{"option": option, "rule": rule} for option, rule in request.defaults],
         "network": _network(lease),
         "nodes": [_node(found, part) for part in lease.allocation.nodes],
+        "runs": runs.document(found.runs),
         "lines": [{"from": source, "line": line} for source, line in lines(found)],
         "usage": None if found.usage is None else usagerows.document(found.usage),
     }

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from vhpc_slurm import __version__
 from vhpc_slurm.cli import output, pagetext
 from vhpc_slurm.cli.host import picture
-from vhpc_slurm.cli.jobs import reportdata, reportrows, usagerows
+from vhpc_slurm.cli.jobs import reportdata, reportrows, runs, usagerows
 from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import HostInventory, NodeReport, Stage
@@ -86,6 +86,8 @@ def content(found: JobReport) -> dict[str, Any]:
         "job_id": found.record.lease.generation.job_id,
         "version": __version__,
         "facts": reportrows.facts(found),
+        "tables": runs.tables(found.runs),
+        "numbers": runs.RIGHT,
         "guests": reportrows.guest_rows(found),
         "pictures": pictures,
         "left_out": left_out,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from vhpc_slurm.cli import output
@@ -31,8 +30,8 @@ def facts(found: JobReport) -> list[tuple[str, str]]:
         ("image", short_digests(str(request.image)) if lease.image else str(request.image)),
         ("digest", lease.image.digest if lease.image else "none: the job was refused"),
         ("state", _state(found)),
-        ("began", date(found.record.created)),
-        ("last change", date(found.record.updated)),
+        ("began", output.date(found.record.created)),
+        ("last change", output.date(found.record.updated)),
         ("nodes", output.node_list(lease.allocation.node_names)),
         ("guests", f"{request.guests_per_node} on each node"),
     ]
@@ -75,11 +74,6 @@ def _state(found: JobReport) -> str:
     lease = found.record.lease
     far = bootline.line(lease.request.guests_per_node, found.progress)
     return bootline.state(lease, found.progress) + (f": {far}" if far else "")
-
-
-def date(seconds: float) -> str:
-    """Local time with its zone, from seconds since the epoch."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
 def guest_rows(found: JobReport) -> list[tuple[str, ...]]:

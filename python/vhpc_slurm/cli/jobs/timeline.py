@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from vhpc_slurm.cli import context, leases, options, output
+from vhpc_slurm.cli.jobs import runs
+from vhpc_slurm.cli.jobs.runs import Run
 from vhpc_slurm.cli.options import JobId, Json
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
@@ -29,64 +31,100 @@ def timeline(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show the stages of a job's boot and teardown on each node, with durations.
+    """Show the stages of each boot and teardown of a job on each node, with durations, and its checkpoints.
 
     Nodes send their stages when the guests are ready, and again when the job ends.
     """
-    generation, lines = _find(options.config(), job_id)
+    found = _find(options.config(), job_id)
     if node is not None:
-        known = ", ".join(line.node for line in lines) or "no node"
-        lines = [line for line in lines if line.node == node]
-        if not lines:
-            raise UserError(f"job {job_id} has no timeline of node {node}", f"it has timelines of: {known}")
+        known = ", ".join(sorted({line.node for _, lines in found for line in lines}, key=natural))
+        chosen = [(run, [line for line in lines if line.node == node]) for run, lines in found]
+        found = [(run, lines) for run, lines in chosen if lines]
+        if not found:
+            raise UserError(
+                f"job {job_id} has no timeline of node {node}", f"it has timelines of: {known or 'no node'}"
+            )
     if as_json:
-        output.write_json(_json(generation, lines))
+        output.write_json(_json(found))
         return 0
-    print(f"job {job_id}, generation {generation}")
-    waterfall("boot", [(line.node, line.boot) for line in lines])
-    waterfall("teardown", [(line.node, line.teardown) for line in lines])
-    for line in lines:
-        print(f"{line.node}: {verdict(line)}")
+    for number, (run, lines) in enumerate(found):
+        if number:
+            print()
+        _show(run, lines, several=len(found) > 1)
     return 0
 
 
-def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
-    """Timelines from vhpcd, and this node's own, which vhpcd gets when the boot and the job have ended."""
-    local = _local(config, job_id)
-    try:
-        record = leases.of_job(config, job_id)
-    except FabricError:
-        if local is None:
-            raise
-        return local.generation, [local]
-    if record is None:
-        if local is None:
-            raise leases.unknown(job_id)
-        return local.generation, [local]
-    lines = {line.node: line for line in record.timelines}
-    if local is not None and local.generation == record.lease.generation:
-        lines[local.node] = local
+def _show(run: Run | Generation, lines: Sequence[Timeline], *, several: bool) -> None:
+    generation = _generation(run)
+    origin = runs.origin(run.record) if isinstance(run, Run) else ""
+    parts = (
+        f"job {generation.job_id}",
+        f"run {generation.restart}" if several else "",
+        f"generation {generation}",
+        origin,
+    )
+    print(", ".join(filter(None, parts)))
+    waterfall("boot", [(line.node, line.boot) for line in lines])
+    if isinstance(run, Run) and run.checkpoints:
+        table = runs.checkpoint_table([run])
+        output.write_table(table.head, table.rows, right=runs.RIGHT)
+    waterfall("teardown", [(line.node, line.teardown) for line in lines])
+    for line in lines:
+        print(f"{line.node}: {verdict(line)}")
     if not lines:
+        print("no node has sent a timeline")
+
+
+def _generation(run: Run | Generation) -> Generation:
+    return run.record.lease.generation if isinstance(run, Run) else run
+
+
+def _find(config: Config, job_id: int) -> list[tuple[Run | Generation, list[Timeline]]]:
+    """The runs of a job, oldest first, with their timelines.
+
+    This node's own are added, which vhpcd gets when the boot and the job have ended. If vhpcd does not know
+    the job, or does not answer, the last one of this node is all.
+    """
+    local = _local(config, job_id)
+    last = max(local, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
+    client = leases.client(config)
+    try:
+        records = client.leases(job_id=job_id)
+        every = runs.make(records, client.checkpoints(job_id) if records else (), {})
+    except FabricError:
+        if last is None:
+            raise
+        return [(last.generation, [last])]
+    if not every:
+        if last is None:
+            raise leases.unknown(job_id)
+        return [(last.generation, [last])]
+    found: list[tuple[Run | Generation, list[Timeline]]] = [(run, _lines(run, local)) for run in every]
+    if not any(lines for _, lines in found):
         raise UserError(
             f"vhpcd has no timeline of job {job_id} yet",
             "a node sends it when its guests are ready, and again when the job ends",
             "see: vhpc ps; root sees it earlier on a node of the job: "
-            + output.node_list(record.lease.allocation.node_names),
+            + output.node_list(every[-1].record.lease.allocation.node_names),
         )
-    return record.lease.generation, [lines[name] for name in sorted(lines, key=natural)]
+    return found
 
 
-def _local(config: Config, job_id: int) -> Timeline | None:
-    """Timeline of the last incarnation on this node; None without one."""
+def _lines(run: Run, local: Sequence[Timeline]) -> list[Timeline]:
+    lines = {line.node: line for line in run.record.timelines}
+    lines |= {line.node: line for line in local if line.generation == run.record.lease.generation}
+    return [lines[name] for name in sorted(lines, key=natural)]
+
+
+def _local(config: Config, job_id: int) -> list[Timeline]:
+    """Timelines of a job on this node."""
     if not context.is_root():
-        return None
-    folder = Layout(config).timelines
-    found = [
+        return []
+    return [
         line
-        for path in folder.glob(f"{job_id}.*.json")
+        for path in Layout(config).timelines.glob(f"{job_id}.*.json")
         if (line := stored.read_timeline(path)) is not None and line.stages
     ]
-    return max(found, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
 
 
 def natural(name: str) -> tuple[int, str]:
@@ -127,26 +165,36 @@ def verdict(line: Timeline) -> str:
     return "not ready yet"
 
 
-def _json(generation: Generation, lines: Sequence[Timeline]) -> dict[str, Any]:
+def _json(found: Sequence[tuple[Run | Generation, Sequence[Timeline]]]) -> dict[str, Any]:
+    last, lines = found[-1]
     return {
-        "job": generation.job_id,
-        "generation": str(generation),
-        "nodes": [
-            {
-                "node": line.node,
-                "ready_s": line.ready_s,
-                "stages": [
-                    {
-                        "name": stage.name,
-                        "phase": "teardown" if stage.name in TEARDOWN else "boot",
-                        "began": stage.began,
-                        "ended": stage.ended,
-                        "took_s": round(stage.ended - stage.began, 6),
-                        "detail": stage.detail,
-                    }
-                    for stage in line.stages
-                ],
-            }
-            for line in lines
+        "job": _generation(last).job_id,
+        "generation": str(_generation(last)),
+        "nodes": _stages(lines),
+        "runs": [
+            (runs.of_run(run) if isinstance(run, Run) else {"restart": run.restart, "generation": str(run)})
+            | {"timelines": _stages(lines)}
+            for run, lines in found
         ],
     }
+
+
+def _stages(lines: Sequence[Timeline]) -> list[dict[str, Any]]:
+    return [
+        {
+            "node": line.node,
+            "ready_s": line.ready_s,
+            "stages": [
+                {
+                    "name": stage.name,
+                    "phase": "teardown" if stage.name in TEARDOWN else "boot",
+                    "began": stage.began,
+                    "ended": stage.ended,
+                    "took_s": round(stage.ended - stage.began, 6),
+                    "detail": stage.detail,
+                }
+                for stage in line.stages
+            ],
+        }
+        for line in lines
+    ]

@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.model import Checkpoint, Generation, KeeperState, OrderKind, SavedNode, Seal, Viewer
+from vhpc_slurm.model import (
+    Checkpoint,
+    Generation,
+    KeeperOrder,
+    KeeperState,
+    OrderKind,
+    SavedNode,
+    Seal,
+    Viewer,
+)
+from vhpc_slurm.slurm import comments
 from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, NoSuchJobError, NotRequeueableError, Slurm
 
 if TYPE_CHECKING:
@@ -118,11 +129,22 @@ class Checkpointing:
         deadline = loop.time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
             with self._changes.listening(generation.job_id) as change:
-                order = await write(self._ledger.order, generation, request.report)
+                order = await write(self._commented_order, generation, request)
                 left = deadline - loop.time()
                 if order.kind is not OrderKind.WAIT or left <= 0:
                     return messages.OrderAnswer(order=order)
                 await asyncio.wait({change}, timeout=left)
+
+    def _commented_order(self, generation: Generation, request: messages.AskOrder) -> KeeperOrder:
+        """The order for a keeper; that of the job's first node has the comment about a valid checkpoint."""
+        order = self._ledger.order(generation, request.report)
+        if order.kind is not OrderKind.CONTINUE:
+            return order
+        one = self._store.checkpoints.get(order.serial)
+        valid = one is not None and one.state in COMPLETED and one.generation == generation
+        if one is None or not valid or request.node != one.origin.allocation.node_names[0]:
+            return order
+        return replace(order, comment=comments.of_lease(one.origin, comments.saved(one.name)))
 
     def _end_soon(self, one: StoredCheckpoint) -> None:
         """End the run of a job whose checkpoint is complete; ``run`` repeats it."""
@@ -188,6 +210,7 @@ def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
         nodes=tuple(map(_sizes, sorted(store.checkpoints.saved(one.serial), key=lambda at: place[at.node]))),
         error=one.error,
         resumed_by=one.resumed_by,
+        paused_s=one.paused_s,
     )
 
 

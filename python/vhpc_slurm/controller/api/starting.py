@@ -17,7 +17,7 @@ from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes
 from vhpc_slurm.controller.api.components import Component, Components, LateError
-from vhpc_slurm.controller.leases import resuming, rules, segments, ssh_keys, tunnel_keys
+from vhpc_slurm.controller.leases import resuming, rules, savable, segments, ssh_keys, tunnel_keys
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.leases.opening import Wanted, check_saved, look_up
@@ -55,9 +55,13 @@ class Starting:
         watch: IsolationWatch,
         config: Config,
         locate: Locate,
+        may_requeue: Callable[[int], bool],
         changes: Changes | None = None,
     ) -> None:
-        """``locate`` knows where nodes are, for job networks; ``changes`` are told of leases that change."""
+        """``locate`` knows where nodes are, for job networks; ``changes`` are told of leases that change.
+
+        ``may_requeue`` asks Slurm whether it may put a job back into the queue.
+        """
         self._leases = leases
         self._executor = executor
         self._scheduler = scheduler
@@ -65,6 +69,7 @@ class Starting:
         self._config = config
         self._network = config.network
         self._locate = locate
+        self._may_requeue = may_requeue
         self._components = Components()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._changes = changes or Changes()
@@ -127,8 +132,10 @@ class Starting:
 
     async def _looked_up(self, job: JobRequest, allocation: Allocation) -> Wanted:
         """A job with its image, and with its checkpoint if it continues one."""
-        # The file system of the catalogue may hang; that must not stop the database thread.
+        # The file system of the catalogue may hang, and so may Slurm: that must not stop the database thread.
         aside, write, opening = self._executor.aside, self._executor.write, self._leases.opening
+        if savable.is_asked(job) and not await aside(self._may_requeue, job.job_id):
+            return Wanted(job, allocation, savable.NeverRequeuedError(job))
         found = await write(opening.own, job, allocation) if job.restart else None
         if found is None and job.resume is None:
             return Wanted(job, allocation, await aside(look_up, self._config, job))

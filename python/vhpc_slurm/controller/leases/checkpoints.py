@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from itertools import count
 from typing import TYPE_CHECKING
 
-from vhpc_slurm.controller.leases import checkpoint_rules, rules, savable, timed
+from vhpc_slurm.controller.leases import checkpoint_rules, rules, savable
 from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED, HOLDS
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
@@ -213,7 +213,10 @@ class CheckpointLedger:
             return Asked()
         if node not in lease.allocation.node_names:
             raise FabricError(f"lease {generation} has no part on node {node[:80]}")
-        expired = generation.job_id in self.expire()
+        if report is not None and report.paused_s is not None:
+            with self._store.transaction():
+                self._store.checkpoints.paused(report.serial, generation, report.paused_s)
+        expired = generation.job_id in self.expire(silent=False)  # a thousand keepers ask at once
         one = self._store.checkpoints.of(generation)
         if one is None or one.state not in UNFINISHED:
             return Asked(changed=expired)
@@ -277,7 +280,9 @@ class CheckpointLedger:
 
     def _prepared(self, one: StoredCheckpoint) -> bool:
         """Whether all nodes are prepared, so that the first one may stop its guests."""
-        return len(self._store.checkpoints.reports(one.serial)) == len(one.origin.allocation.nodes)
+        count = self._store.checkpoints.count
+        reported = count(one.serial, KeeperState.PREPARED) + count(one.serial, KeeperState.HELD)
+        return reported == len(one.origin.allocation.nodes)
 
     def _current(self, generation: Generation) -> Lease | None:
         """The lease of a generation; None if it is over."""
@@ -288,10 +293,10 @@ class CheckpointLedger:
 
     # --- in the course of time ----------------------------------------------------
 
-    def expire(self) -> frozenset[int]:
+    def expire(self, *, silent: bool = True) -> frozenset[int]:
         """Give up checkpoints whose nodes stop their guests too late, or are silent while they save.
 
-        Returns their jobs.
+        Returns their jobs. Without ``silent`` the latter, which a list of all nodes shows, are left alone.
         """
         now, store = self._steady(), self._store.checkpoints
         active = store.active()
@@ -300,11 +305,8 @@ class CheckpointLedger:
         self._heard = {key: heard for key, heard in self._heard.items() if key[0] in self._since}
         given_up = set[int]()
         for one in active:
-            why = (
-                self._not_stopped(one, now)
-                if one.state is CheckpointState.HOLDING
-                else self._silent(one, now)
-            )
+            holding = one.state is CheckpointState.HOLDING
+            why = self._not_stopped(one, now) if holding else self._silent(one, now) if silent else ""
             if not why:
                 continue
             with self._store.transaction():
@@ -343,7 +345,7 @@ class CheckpointLedger:
         found = []
         for record in self._store.live():
             lease = record.lease
-            if lease.state is not LeaseState.READY or not timed.asked(lease.request):
+            if lease.state is not LeaseState.READY or not savable.is_asked(lease.request):
                 continue
             newest = store.of(lease.generation)
             if newest is not None and (

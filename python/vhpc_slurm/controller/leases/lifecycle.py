@@ -19,7 +19,7 @@ from vhpc_slurm.controller.leases.transitions import (
 )
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.model import JOB_ENDED, Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -74,7 +74,7 @@ class Lifecycle:
             if held.record is not None and held.record is not old.record:
                 self._store.put(held.record)
                 if held.state in (LeaseState.ENDING, LeaseState.RELEASED):
-                    self._store.checkpoints.give_up(generation, "the job has ended", now)
+                    self._store.checkpoints.give_up(generation, JOB_ENDED, now)
             if held.key is not None and held.key is not old.key:
                 changed.append(held.key)
             if held.key is None and old.key is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm import policy
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.leases import resuming, rules, savable, segments, timed
+from vhpc_slurm.controller.leases import resuming, rules, savable, segments
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
@@ -142,7 +142,7 @@ class LeaseOpening:
             if one.generation.restart < request.restart and one.uid == request.uid
         ]
         lives = (
-            timed.asked(request)
+            savable.is_asked(request)
             or any(one.requeue for one in made)
             or any(record.lease.resume is not None for record in self._store.of_job(request.job_id))
         )
@@ -250,7 +250,7 @@ class LeaseOpening:
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
             lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
-            if timed.asked(lease.request) and (why := self._unsavable(lease)):
+            if savable.is_asked(lease.request) and (why := self._unsavable(lease)):
                 raise _RefusedError(
                     _Refusal("checkpoint", f"--vhpc-checkpoint: the job cannot be saved: {why}")
                 )
@@ -303,7 +303,8 @@ class LeaseOpening:
         image, request, allocation, config = one.image, one.request, one.allocation, self._config
         if isinstance(image, UserError):
             cause = "policy" if isinstance(image, policy.PolicyError) else "image"
-            cause = "checkpoint" if request.resume and cause == "image" else cause
+            saved = request.resume or isinstance(image, savable.NeverRequeuedError)
+            cause = "checkpoint" if saved and cause == "image" else cause
             return _Refusal(cause, image.line())
         found = (
             ("policy", policy.limit_refusal(config, request, allocation)),

@@ -3,8 +3,25 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.model import Lease
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import JobRequest, Lease
 from vhpc_slurm.options import BatchPlace
+
+
+class NeverRequeuedError(UserError):
+    """A job with --vhpc-checkpoint that Slurm may not put back into the queue."""
+
+    def __init__(self, request: JobRequest) -> None:
+        super().__init__(
+            f"--vhpc-checkpoint={request.checkpoint}: the job may not be put back into the queue",
+            "it has --no-requeue, or the site does not requeue jobs",
+            "submit it with --requeue",
+        )
+
+
+def is_asked(request: JobRequest) -> bool:
+    """Whether a job has --vhpc-checkpoint."""
+    return request.checkpoint not in (None, "none")
 
 
 def refusal(lease: Lease, gpu_gres: str) -> str:

@@ -19,11 +19,6 @@ SLOWER = 2.0
 """A checkpoint may take so many times as long as the last one of the job."""
 
 
-def asked(request: JobRequest) -> bool:
-    """Whether a job has asked for such checkpoints."""
-    return request.checkpoint not in (None, "none")
-
-
 def look_s(config: Config) -> float:
     """How often vhpcd looks whether jobs must be saved."""
     return min(INTERVAL_S, config.controller.reconcile_interval_s)

@@ -22,7 +22,7 @@ from vhpc_slurm.record import Record
 
 _COLUMNS = (
     "id, name, uid, account, job_id, generation, state, created, updated, stop, requeue, secret, origin,"
-    " error, resumed_by"
+    " error, resumed_by, paused_s"
 )
 
 
@@ -45,6 +45,7 @@ class StoredCheckpoint(Record, frozen=True):
         origin: the lease that was saved.
         error: why it has failed.
         resumed_by: the last generation that continues it, or has continued it.
+        paused_s: how long programs were stopped on a node at most; None: no node has told.
     """
 
     serial: int
@@ -62,6 +63,7 @@ class StoredCheckpoint(Record, frozen=True):
     origin: Lease
     error: str = ""
     resumed_by: Generation | None = None
+    paused_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.serial}, {self.name!r}, {self.state.value})"
@@ -101,6 +103,9 @@ class CheckpointStore(Protocol):
 
     def resume(self, serial: int, generation: Generation) -> None:
         """Record which generation continues a checkpoint."""
+
+    def paused(self, serial: int, generation: Generation, seconds: float) -> None:
+        """Record how long programs of the generation were stopped, if no node has told of a longer time."""
 
     def report(self, serial: int, node: str, state: KeeperState, saved: SavedNode | None) -> None:
         """Store what a node has reported, in place of what it has reported before."""
@@ -219,6 +224,17 @@ class SqlCheckpoints:
         """Record who continues it."""
         self._change("UPDATE checkpoint SET resumed_by = ? WHERE id = ?", str(generation), serial)
 
+    def paused(self, serial: int, generation: Generation, seconds: float) -> None:
+        """Record the longest time."""
+        self._change(
+            "UPDATE checkpoint SET paused_s = ? WHERE id = ? AND generation = ?"
+            " AND (paused_s IS NULL OR paused_s < ?)",
+            seconds,
+            serial,
+            str(generation),
+            seconds,
+        )
+
     def report(self, serial: int, node: str, state: KeeperState, saved: SavedNode | None) -> None:
         """Store a node's report."""
         self._change(
@@ -327,6 +343,7 @@ def _checkpoint(
     origin: bytes,
     error: str,
     resumed_by: str,
+    paused_s: float | None,
 ) -> StoredCheckpoint:
     return StoredCheckpoint(
         serial,
@@ -344,6 +361,7 @@ def _checkpoint(
         _unpacked(bytes(origin)),
         error,
         Generation.parse(resumed_by) if resumed_by else None,
+        paused_s,
     )
 
 

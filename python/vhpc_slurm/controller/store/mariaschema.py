@@ -142,6 +142,7 @@ _CHECKPOINTS = (
     origin LONGBLOB NOT NULL,
     error MEDIUMTEXT NOT NULL,
     resumed_by VARCHAR(64) NOT NULL,
+    paused_s DOUBLE,
     INDEX checkpoint_generation (generation),
     INDEX checkpoint_name (uid, name),
     INDEX checkpoint_job (job_id),

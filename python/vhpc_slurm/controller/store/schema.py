@@ -159,7 +159,8 @@ CREATE TABLE checkpoint (
     secret BLOB NOT NULL,
     origin BLOB NOT NULL,
     error TEXT NOT NULL,
-    resumed_by TEXT NOT NULL
+    resumed_by TEXT NOT NULL,
+    paused_s REAL
 ) STRICT;
 CREATE INDEX checkpoint_generation ON checkpoint (generation);
 CREATE INDEX checkpoint_name ON checkpoint (uid, name);

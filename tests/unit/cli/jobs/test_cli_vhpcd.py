@@ -166,12 +166,16 @@ def test_timelines_of_all_nodes_are_aligned_to_the_earliest(vhpc: Vhpc, client: 
         )
         client.report_timeline(Timeline(lease.generation, node, stages))
     lines = vhpc("timeline", "42").splitlines()
-    assert lines[0] == f"job 42, generation {new.generation}"
+    assert lines[0] == f"job 42, run 0, generation {old.generation}"
+    assert f"job 42, run 1, generation {new.generation}" in lines
     starts = [(line.split()[0], float(line.split()[2])) for line in lines if " lease " in line]
-    assert starts == [("n1", 0.0), ("n2", 2.0)]
+    assert starts == [("n1", 0.0), ("n1", 0.0), ("n2", 2.0)]
     assert lines[-2:] == ["n1: ready after 2.000 s", "n2: ready after 2.000 s"]
-    (only,) = vhpc.json("timeline", "42", "--node", "n2")["nodes"]
+    found = vhpc.json("timeline", "42", "--node", "n2")
+    (only,) = found["nodes"]
     assert [stage["took_s"] for stage in only["stages"]] == [0.5, 0.5, 1.0]
+    assert [(run["restart"], run["timelines"]) for run in found["runs"]] == [(1, [only])]
+    assert [run["restart"] for run in vhpc.json("timeline", "42")["runs"]] == [0, 1]
 
 
 def test_before_the_end_of_a_job_its_timeline_is_on_its_nodes(vhpc: Vhpc, client: ControllerClient) -> None:

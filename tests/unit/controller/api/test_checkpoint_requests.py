@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +62,28 @@ def test_a_keeper_that_waits_is_told_at_once(tmp_path: Any) -> None:
         await asyncio.sleep(0.05)
         await vhpcd.ask(wire.Ending(job_id=7, restart=None))
         assert (await keepers[0]).order.kind is OrderKind.OVER
+
+    run(tmp_path, test)
+
+
+def test_one_keeper_gets_the_comment_about_a_valid_checkpoint(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+
+        async def comment(node: str, serial: int, state: K) -> str:
+            part = saved(node, int(node == "n2")) if state is K.SAVED else None
+            report = KeeperReport(serial, state, part, "no")
+            body = messages.AskOrder(generation=str(generation), node=node, report=report)
+            return str((await vhpcd.ask(body)).order.comment)
+
+        serial = await vhpcd.save(generation, "a")
+        text = await comment("n1", serial, K.SAVED)
+        assert re.fullmatch(r"vhpc: image \S+@sha256:[0-9a-f]{64}; saved as checkpoint a", text), text
+        assert await comment("n2", serial, K.SAVED) == ""
+        assert await comment("n1", serial, K.CONTINUED) == ""
+        failed = (await vhpcd.ask(messages.SaveJob(job_id=7))).checkpoint.serial
+        assert await comment("n2", failed, K.FAILED) == ""
+        assert await comment("n1", failed, K.HELD) == ""
 
     run(tmp_path, test)
 

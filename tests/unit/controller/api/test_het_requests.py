@@ -132,7 +132,7 @@ def vhpcd(site: Site) -> Any:
     config = Config(network=site.network)
     scheduler: Any = type("Scheduler", (), {"arriving": lambda _self: contextlib.nullcontext()})
     watch: Any = type("Watch", (), {"must_be_safe": lambda _self: None})
-    return Starting(site.service.leases, Executor(), scheduler(), watch(), config, locate)
+    return Starting(site.service.leases, Executor(), scheduler(), watch(), config, locate, lambda _: True)
 
 
 def asked(one: Wanted) -> wire.OpenGeneration:

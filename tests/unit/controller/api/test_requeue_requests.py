@@ -74,6 +74,27 @@ def test_a_job_that_may_not_run_again_is_refused(tmp_path: Any) -> None:
     run(tmp_path, test)
 
 
+def test_only_a_job_that_may_run_again_is_saved_by_itself(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        vhpcd.ctld.may = False
+        answer = await vhpcd.ask(opening(request(7, checkpoint="limit,preempt"), nodes()))
+        assert (answer.lease.state, answer.lease.refusal) == (
+            "refused",
+            "--vhpc-checkpoint=limit,preempt: the job may not be put back into the queue: it has "
+            "--no-requeue, or the site does not requeue jobs (submit it with --requeue)",
+        )
+        assert vhpcd.parts.requests._leases.opening.refusals == {"checkpoint": 1}
+        assert vhpcd.ctld.cancelled == []
+        for moments in ("none", None):
+            answer = await vhpcd.ask(opening(request(8, checkpoint=moments), nodes()))
+            assert answer.lease.state == "ready"
+        vhpcd.ctld.may = True
+        answer = await vhpcd.ask(opening(request(9, checkpoint="limit"), nodes()))
+        assert answer.lease.state == "ready"
+
+    run(tmp_path, test, checkpoint=Checkpoint(folder="/ck"))
+
+
 def test_slurm_requeues_a_job_that_it_preempts(tmp_path: Any) -> None:
     async def test(vhpcd: Vhpcd) -> None:
         generation = await vhpcd.open(request(7))

@@ -66,6 +66,29 @@ def test_all_nodes_hold_then_save_then_continue(site: Site, job: Lease) -> None:
     assert site.store.checkpoints.saved(made.serial, "n2") == (saved("n2", 1),)
 
 
+def test_the_longest_pause_of_a_node_is_kept(site: Site, job: Lease) -> None:
+    def told(node: str, state: KeeperState, seconds: float | None, generation: Generation) -> None:
+        site.ledger.ask(generation, node, KeeperReport(made.serial, state, paused_s=seconds))
+        site.start()
+
+    made = site.save(job)
+    told("n1", K.CONTINUED, 2.25, job.generation)
+    told("n2", K.CONTINUED, 3.5, job.generation)
+    told("n1", K.CONTINUED, None, job.generation)
+    told("n1", K.CONTINUED, 1.0, job.generation)
+    other = site.open(request(8), nodes())
+    told("n1", K.CONTINUED, 99.0, other.generation)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.paused_s, found.state) == (3.5, S.VALID)
+    made = site.ledger.begin(7, "", stop=False, uid=None)
+    told("n1", K.FAILED, 0.75, job.generation)
+    told("n2", K.CONTINUED, 0.5, job.generation)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.paused_s, found.state) == (0.75, S.FAILED)
+
+
 def test_only_an_order_to_save_has_the_key(site: Site, job: Lease) -> None:
     made = site.ledger.begin(7, "a", stop=False, uid=None)
     assert site.ledger.order(job.generation, None).key == b""
@@ -153,9 +176,12 @@ def test_a_node_that_is_silent_while_it_saves_is_named(site: Site, job: Lease) -
         site.now += 10.0
         assert site.say(job.generation, "n2", K.HELD, made.serial) is Do.SAVE
         assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+        assert site.ledger.expire() == frozenset()
     site.now += 179.0
     assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.WAIT
+    assert site.ledger.expire() == frozenset()
     site.now += 2.0
+    assert site.ledger.expire() == {7}
     assert site.say(job.generation, "n1", K.SAVED, made.serial) is Do.CONTINUE
     found = site.store.checkpoints.get(made.serial)
     assert found is not None

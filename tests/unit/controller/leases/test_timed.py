@@ -9,7 +9,7 @@ from controller_lab import identity, request
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.checkpoint import Checkpoint
-from vhpc_slurm.controller.leases import timed
+from vhpc_slurm.controller.leases import savable, timed
 from vhpc_slurm.model import Generation, Lease, LeaseState, NetworkIdentity
 from vhpc_slurm.slurm.port import RunningJob
 
@@ -29,7 +29,7 @@ def lease(asked: str | None) -> Lease:
 
 @pytest.mark.parametrize(("asked", "wanted"), [(None, False), ("none", False), ("limit", True)])
 def test_only_jobs_that_ask_for_it(asked: str | None, wanted: bool) -> None:
-    assert timed.asked(lease(asked).request) is wanted
+    assert savable.is_asked(lease(asked).request) is wanted
 
 
 @pytest.mark.parametrize(
