@@ -10,7 +10,7 @@ from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.exchange import Exchange
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import UNFINISHED, Checkpoint, Generation, KeeperOrder, KeeperReport
+from vhpc_slurm.model import UNFINISHED, Checkpoint, CheckpointTotal, Generation, KeeperOrder, KeeperReport
 from vhpc_slurm.options import CHECKPOINT_NAME, RESUME
 
 POLL_S = 0.5
@@ -78,13 +78,20 @@ class CheckpointCalls(Exchange):
 
     def checkpoints(self, job_id: int | None = None) -> tuple[Checkpoint, ...]:
         """Checkpoints of one job, or all that this user may see, oldest first."""
+        return self.checkpoints_and_totals(job_id)[0]
+
+    def checkpoints_and_totals(
+        self, job_id: int | None = None
+    ) -> tuple[tuple[Checkpoint, ...], tuple[CheckpointTotal, ...]]:
+        """As ``checkpoints``, with the totals of all checkpoints of users and accounts, and their limits."""
         found: list[Checkpoint] = []
+        totals: tuple[CheckpointTotal, ...] = ()
         after: int | None = 0
         while after is not None:
             page = self._ask(messages.ListCheckpoints(after=after, job_id=job_id), messages.CheckpointPage)
             found.extend(page.checkpoints)
-            after = page.more
-        return tuple(found)
+            after, totals = page.more, page.totals
+        return tuple(found), totals
 
     def remove_checkpoint(self, serial: int) -> None:
         """Remove a checkpoint; one that is removed already is no error.

@@ -16,6 +16,7 @@ from vhpc_slurm.model.checkpoint import (
     UNFINISHED,
     Checkpoint,
     CheckpointState,
+    CheckpointTotal,
     KeeperOrder,
     KeeperReport,
     KeeperState,
@@ -24,6 +25,7 @@ from vhpc_slurm.model.checkpoint import (
     SavedGuest,
     SavedNode,
     Seal,
+    saved_bytes,
 )
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
@@ -110,6 +112,7 @@ __all__ = [
     "Blob",
     "Checkpoint",
     "CheckpointState",
+    "CheckpointTotal",
     "Figures",
     "Generation",
     "GresAllocation",
@@ -167,4 +170,5 @@ __all__ = [
     "Viewer",
     "guest_hostname",
     "job_usage",
+    "saved_bytes",
 ]

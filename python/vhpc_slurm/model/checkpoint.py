@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from vhpc_slurm.model.job import Generation
@@ -76,6 +77,12 @@ class SavedNode(Record, frozen=True):
     cpu: str
     seconds: float
     guests: tuple[SavedGuest, ...]
+
+
+def saved_bytes(nodes: Iterable[SavedNode]) -> int:
+    """Bytes of all files that nodes have saved."""
+    guests = (guest for node in nodes for guest in node.guests)
+    return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)
 
 
 class Resume(Record, frozen=True):
@@ -187,5 +194,22 @@ class Checkpoint(Record, frozen=True):
     @property
     def size(self) -> int:
         """Bytes of all its files."""
-        guests = (guest for node in self.nodes for guest in node.guests)
-        return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)
+        return saved_bytes(self.nodes)
+
+
+class CheckpointTotal(Record, frozen=True):
+    """The bytes of all checkpoints of a user or of an account, as vhpcd compares them with the policy.
+
+    Attributes:
+        owner: "user" or "account".
+        name: of the user, or of the account.
+        bytes: of the valid ones, and what those that are being made will probably need.
+        limit: the most that the policy permits; None without a limit.
+        rule: of the policy that has the limit; that of the owner's newest checkpoint.
+    """
+
+    owner: str
+    name: str
+    bytes: int
+    limit: int | None = None
+    rule: str = ""

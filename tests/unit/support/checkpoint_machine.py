@@ -107,7 +107,7 @@ class AnyOrder(RuleBasedStateMachine):
         known = self.site.store.checkpoints.page(0)
         if known:
             with suppress(UserError):
-                self.site.ledger.remove(data.draw(st.sampled_from(known)).serial, None)
+                self.site.layer.removal.remove(data.draw(st.sampled_from(known)).serial, None)
 
     @rule(job=jobs, node=places, lost=st.booleans(), obeys=st.booleans())
     def a_keeper_asks(self, job: int, node: str, lost: bool, obeys: bool) -> None:

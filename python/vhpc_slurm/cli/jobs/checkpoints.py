@@ -17,7 +17,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import CheckpointState
 
 if TYPE_CHECKING:
-    from vhpc_slurm.model import Checkpoint
+    from vhpc_slurm.model import Checkpoint, CheckpointTotal
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of one of your checkpoints.", show_default=False)
@@ -99,10 +99,12 @@ def ls(
     as_json: Json = False,
 ) -> int:
     """List your checkpoints, the newest last; root and SlurmUser see those of all users."""
-    known = leases.client(options.config()).checkpoints(job_id)
+    known, totals = leases.client(options.config()).checkpoints_and_totals(job_id)
     found = [one for one in known if everything or one.state is not CheckpointState.REMOVED]
     if as_json:
-        output.write_json({"checkpoints": [_json(one) for one in found]})
+        output.write_json(
+            {"checkpoints": [_json(one) for one in found], "totals": [_total_json(one) for one in totals]}
+        )
         return 0
     rows = [
         (
@@ -117,6 +119,8 @@ def ls(
         for one in found
     ]
     output.write_table(("NAME", "USER", "JOB", "STATE", "SIZE", "TIME", "NOTE"), rows, right=("SIZE",))
+    for one in totals:
+        print(_total_line(one))
     return 0
 
 
@@ -190,6 +194,23 @@ def _gone(found: Checkpoint) -> bool:
 
 def _seconds(found: Checkpoint) -> float:
     return max((node.seconds for node in found.nodes), default=0.0)
+
+
+def _total_line(total: CheckpointTotal) -> str:
+    line = f"Total of {total.owner} {total.name}: {output.size(total.bytes)}"
+    if total.limit is None:
+        return line
+    return f"{line} of {output.size(total.limit)} (policy rule {total.rule!r})"
+
+
+def _total_json(total: CheckpointTotal) -> dict[str, Any]:
+    return {
+        "owner": total.owner,
+        "name": total.name,
+        "bytes": total.bytes,
+        "limit_bytes": total.limit,
+        "rule": total.rule or None,
+    }
 
 
 def _json(found: Checkpoint) -> dict[str, Any]:

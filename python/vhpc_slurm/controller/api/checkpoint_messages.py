@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from vhpc_slurm.controller.wire_types import Wire
-from vhpc_slurm.model import MAX_CHECKPOINT_NAME, Checkpoint, KeeperOrder, KeeperReport
+from vhpc_slurm.model import MAX_CHECKPOINT_NAME, Checkpoint, CheckpointTotal, KeeperOrder, KeeperReport
 
 MAX_SERIALS = 4096
 """Checkpoints in one question of a node."""
@@ -70,10 +70,14 @@ class CheckpointAnswer(Wire, frozen=True, tag="checkpoint"):
 
 
 class CheckpointPage(Wire, frozen=True, tag="checkpoints"):
-    """To ListCheckpoints; ``more`` is the next ``after``, None at the end."""
+    """To ListCheckpoints; ``more`` is the next ``after``, None at the end.
+
+    The last page of a list without ``limit`` has the totals of users and accounts.
+    """
 
     checkpoints: tuple[Checkpoint, ...]
     more: int | None
+    totals: tuple[CheckpointTotal, ...] = ()
 
 
 class OrderAnswer(Wire, frozen=True, tag="order"):

@@ -30,6 +30,7 @@ class Checkpointing:
     def __init__(self, leases: LeaseLayer, executor: LeaseExecutor, slurm: Slurm, changes: Changes) -> None:
         """``changes`` are told each job whose keepers have orders."""
         self._ledger = leases.checkpoints
+        self._removal = leases.removal
         self._store = leases.store
         self._executor = executor
         self._slurm = slurm
@@ -49,7 +50,7 @@ class Checkpointing:
                 return await self._save(request, None if viewer is None else uid)
             case messages.RemoveCheckpoint():
                 owner = None if viewer is None else uid
-                await self._executor.write(self._ledger.remove, request.serial, owner)
+                await self._executor.write(self._removal.remove, request.serial, owner)
                 return wire.Done()
             case messages.AskOrder():
                 return await self._order(request)
@@ -161,12 +162,27 @@ class Checkpointing:
             self._slurm.cancel(job.job_id)
 
     async def run(self) -> None:
-        """Periodic work: what is late has failed, old ones are forgotten, jobs are ended again."""
+        """Periodic work: what is late has failed, old ones are removed, jobs are ended again."""
         for job_id in await self._executor.write(self._ledger.expire):
             self._changes.notify(job_id)
         await self._executor.write(self._ledger.prune)
+        await self._remove_old()
         for one in await self._executor.write(self._ledger.to_end):
             await self._end(one)
+
+    async def _remove_old(self) -> None:
+        """Remove checkpoints that are too old, and that no job in Slurm's queue can continue."""
+        old = await self._executor.write(self._removal.aged)
+        listed = frozenset[int]()
+        if old:
+            listed = frozenset(job.job_id for job in await self._executor.aside(self._slurm.jobs))
+        for one in old:
+            jobs = {one.job_id} | ({one.resumed_by.job_id} if one.resumed_by is not None else set())
+            if jobs & listed:
+                continue
+            # A job that is missing in a list may exist all the same: Slurm is asked for this one job.
+            if not any([await self._executor.aside(self._slurm.knows, job_id) for job_id in jobs]):
+                await self._executor.write(self._removal.expire, one)
 
 
 def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:

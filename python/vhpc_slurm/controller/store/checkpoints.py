@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from vhpc_slurm.controller.store.checkpoint_sizes import SizeStore, SqlSizes
 from vhpc_slurm.controller.store.sql import Database, among
 from vhpc_slurm.controller.store.viewing import visible
 from vhpc_slurm.controller.wire_types import LeaseWire
@@ -70,6 +71,10 @@ class StoredCheckpoint(Record, frozen=True):
 class CheckpointStore(Protocol):
     """The port.  Changes happen inside the lease store's ``transaction`` only."""
 
+    @property
+    def sizes(self) -> SizeStore:
+        """Their sizes, in the same transactions."""
+
     def add(
         self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
     ) -> StoredCheckpoint:
@@ -89,6 +94,9 @@ class CheckpointStore(Protocol):
 
     def valid(self, job_id: int) -> tuple[StoredCheckpoint, ...]:
         """The VALID ones of a job, newest first."""
+
+    def aged(self, before: float) -> tuple[StoredCheckpoint, ...]:
+        """Return those that became VALID before a time, oldest first."""
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end and have not: their leases are READY."""
@@ -138,6 +146,12 @@ class SqlCheckpoints:
     def __init__(self, db: Database, damaged: Callable[[str], FabricError]) -> None:
         """``damaged`` makes the error of a row that cannot be read."""
         self._db, self._damaged = db, damaged
+        self._sizes = SqlSizes(db, self.saved)
+
+    @property
+    def sizes(self) -> SizeStore:
+        """Their sizes."""
+        return self._sizes
 
     def add(
         self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
@@ -187,6 +201,10 @@ class SqlCheckpoints:
     def valid(self, job_id: int) -> tuple[StoredCheckpoint, ...]:
         """The VALID ones of a job."""
         return self._select("job_id = ? AND state = 'valid' ORDER BY id DESC", job_id)
+
+    def aged(self, before: float) -> tuple[StoredCheckpoint, ...]:
+        """Return those that became VALID before a time."""
+        return self._select("state = 'valid' AND updated < ? ORDER BY id", before)
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end."""

@@ -14,7 +14,15 @@ from vhpc_slurm.cli import leases, options
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import checkpoint_client
-from vhpc_slurm.model import Checkpoint, CheckpointState, Generation, SavedGuest, SavedNode, Seal
+from vhpc_slurm.model import (
+    Checkpoint,
+    CheckpointState,
+    CheckpointTotal,
+    Generation,
+    SavedGuest,
+    SavedNode,
+    Seal,
+)
 
 MIB = 1 << 20
 HOLDING = Checkpoint(
@@ -47,6 +55,7 @@ class Vhpcd:
     def __init__(self, *states: Checkpoint, known: tuple[Checkpoint, ...] = ()) -> None:
         self.states, self.known = list(states), known
         self.asked: list[object] = []
+        self.totals: tuple[CheckpointTotal, ...] = ()
 
     def save(self, job_id: int, name: str | None, *, stop: bool, requeue: bool) -> Checkpoint:
         self.asked.append((job_id, name, "requeue" if requeue else "stop" if stop else ""))
@@ -58,6 +67,11 @@ class Vhpcd:
 
     def checkpoints(self, job_id: int | None = None) -> tuple[Checkpoint, ...]:
         return tuple(one for one in self.known if job_id in (None, one.generation.job_id))
+
+    def checkpoints_and_totals(
+        self, job_id: int | None = None
+    ) -> tuple[tuple[Checkpoint, ...], tuple[CheckpointTotal, ...]]:
+        return self.checkpoints(job_id), self.totals
 
     def remove_checkpoint(self, serial: int) -> None:
         self.asked.append(serial)
@@ -150,6 +164,30 @@ def test_a_list_has_notes(serve: Serve, capsys: pytest.CaptureFixture[str]) -> N
     assert rows[3].endswith("n2: no space left")
     assert main(["checkpoint", "ls", "--job", "1001", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == ["b"]
+
+
+def test_a_list_ends_with_totals_and_limits(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    vhpcd = serve(Vhpcd(known=(OTHER,)))
+    vhpcd.totals = (
+        CheckpointTotal("user", "alice", 150 * MIB, 4096 * MIB, "students"),
+        CheckpointTotal("account", "physics", 300 * MIB),
+    )
+    assert main(["checkpoint", "ls"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "Total of user alice: 150.0 MiB of 4.0 GiB (policy rule 'students')",
+        "Total of account physics: 300.0 MiB",
+    ]
+    assert main(["checkpoint", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["totals"] == [
+        {
+            "owner": "user",
+            "name": "alice",
+            "bytes": 157286400,
+            "limit_bytes": 4294967296,
+            "rule": "students",
+        },
+        {"owner": "account", "name": "physics", "bytes": 314572800, "limit_bytes": None, "rule": None},
+    ]
 
 
 def test_a_name_means_its_newest_valid_checkpoint(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

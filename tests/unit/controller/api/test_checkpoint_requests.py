@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,20 @@ from checkpoint_rig import nodes, saved
 from checkpoint_vhpcd import ALICE, BOB, K, Vhpcd, opening, run
 from controller_lab import request
 
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import (
     CONTINUED,
     CheckpointState,
+    CheckpointTotal,
     KeeperReport,
     OrderKind,
 )
 from vhpc_slurm.slurm.port import (
     REASON_PROLOG,
+    JobStatus,
 )
 
 
@@ -167,6 +171,44 @@ def test_a_node_gets_the_key_of_the_checkpoint_with_the_lease(tmp_path: Any) -> 
         assert (await vhpcd.ask(opening(job, allocation))).lease.generation == answer.lease.generation
 
     run(tmp_path, test)
+
+
+def test_an_old_checkpoint_of_a_job_in_the_queue_stays(tmp_path: Any) -> None:
+    now = time.time()
+
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        serial = await vhpcd.save(generation, "a")
+        await vhpcd.ask(wire.Ending(job_id=7, restart=None))
+        tend = vhpcd.parts.reconciler._checkpoints
+        assert tend is not None
+
+        async def states() -> list[CheckpointState]:
+            await tend()
+            return [one.state for one in (await vhpcd.ask(messages.ListCheckpoints(), ALICE)).checkpoints]
+
+        with vhpcd.store.transaction():
+            vhpcd.store.checkpoints.move(serial, CheckpointState.VALID, now - 86500)
+        vhpcd.ctld.listed = (JobStatus(7, 1, "PENDING", "BeginTime", None),)
+        assert await states() == [CheckpointState.VALID]
+        vhpcd.ctld.listed = ()
+        assert await states() == [CheckpointState.VALID], "Slurm has the job, although it did not list it"
+        vhpcd.ctld.known = False
+        assert await states() == [CheckpointState.REMOVED]
+
+    run(tmp_path, test, checkpoint=Checkpoint(max_age_days=1))
+
+
+def test_the_last_page_of_a_list_has_the_totals(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        serial = await vhpcd.save(generation, "a")
+        page = await vhpcd.ask(messages.ListCheckpoints(), ALICE)
+        assert page.totals == (CheckpointTotal("user", "alice", 8192, 20480 << 20, "all"),)
+        assert (await vhpcd.ask(messages.ListCheckpoints(after=serial - 1, limit=1), ALICE)).totals == ()
+        assert (await vhpcd.ask(messages.ListCheckpoints(), BOB)).totals == ()
+
+    run(tmp_path, test, policy=(Rule(name="all", max_checkpoint_user_mib=20480),))
 
 
 def test_the_policy_decides_again_when_a_job_continues(tmp_path: Any) -> None:

@@ -88,7 +88,7 @@ def test_a_job_that_is_to_end_is_ended_and_never_continues(site: Site, job: Leas
     with pytest.raises(UserError, match="is being ended"):
         site.ledger.begin(7, "", stop=False, uid=2001)
     with pytest.raises(UserError, match="is in use: job 7 is being ended"):
-        site.ledger.remove(made.serial, 2001)
+        site.layer.removal.remove(made.serial, 2001)
     site.end(job)
     assert site.ledger.to_end() == ()
     assert site.say(job.generation, "n1", None) is Do.OVER
@@ -210,16 +210,16 @@ def test_the_last_two_of_a_job_are_kept(site: Site, job: Lease) -> None:
 def test_a_checkpoint_is_removed_by_its_owner_or_root(site: Site, job: Lease) -> None:
     first, second = site.save(job, "a"), site.save(job, "b")
     with pytest.raises(UserError, match="belongs to another user"):
-        site.ledger.remove(first.serial, 2002)
-    site.ledger.remove(first.serial, 2001)
-    site.ledger.remove(first.serial, 2001)
-    site.ledger.remove(second.serial, None)
+        site.layer.removal.remove(first.serial, 2002)
+    site.layer.removal.remove(first.serial, 2001)
+    site.layer.removal.remove(first.serial, 2001)
+    site.layer.removal.remove(second.serial, None)
     assert [site.state(one.serial) for one in (first, second)] == [S.REMOVED, S.REMOVED]
     third = site.ledger.begin(7, "c", stop=False, uid=2001)
     with pytest.raises(UserError, match="checkpoint c is in use: job 7 is being saved"):
-        site.ledger.remove(third.serial, 2001)
+        site.layer.removal.remove(third.serial, 2001)
     site.say(job.generation, "n1", K.FAILED, third.serial)
-    site.ledger.remove(third.serial, 2001)
+    site.layer.removal.remove(third.serial, 2001)
     assert site.store.checkpoints.get(third.serial) is None
 
 
