@@ -174,6 +174,7 @@ class Checkpoint(Record, frozen=True):
         error: why it was given up.
         resumed_by: the generation that continues it now, if there is one.
         requeue: the job is put back into the queue when it is valid, and its next run continues it.
+        running: the run that was saved has not ended.
     """
 
     serial: int
@@ -190,11 +191,33 @@ class Checkpoint(Record, frozen=True):
     error: str = ""
     resumed_by: Generation | None = None
     requeue: bool = False
+    running: bool = False
 
     @property
     def size(self) -> int:
         """Bytes of all its files."""
         return saved_bytes(self.nodes)
+
+
+class InUse(Record, frozen=True):
+    """A checkpoint that was not removed, and why its files are needed."""
+
+    name: str
+    why: str
+
+
+class Removed(Record, frozen=True):
+    """The result of a request to remove checkpoints, by their names.
+
+    Attributes:
+        removed: these are gone.
+        missing: the user has no checkpoints of these names.
+        in_use: these stay.
+    """
+
+    removed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    in_use: tuple[InUse, ...] = ()
 
 
 class CheckpointTotal(Record, frozen=True):

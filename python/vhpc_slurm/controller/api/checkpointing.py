@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
@@ -39,7 +40,7 @@ class Checkpointing:
 
     async def answer(
         self, request: messages.OfCheckpoints, uid: int, viewer: Viewer | None
-    ) -> messages.CheckpointAnswer | messages.OrderAnswer | messages.CheckpointsKept | wire.Done:
+    ) -> messages.AboutCheckpoints:
         """The answer; ``viewer`` is None for root and SlurmUser.
 
         Raises:
@@ -48,10 +49,8 @@ class Checkpointing:
         match request:
             case messages.SaveJob():
                 return await self._save(request, None if viewer is None else uid)
-            case messages.RemoveCheckpoint():
-                owner = None if viewer is None else uid
-                await self._executor.write(self._removal.remove, request.serial, owner)
-                return wire.Done()
+            case messages.RemoveCheckpoints():
+                return await self._remove(request, None if viewer is None else uid)
             case messages.AskOrder():
                 return await self._order(request)
             case messages.KnownCheckpoints():
@@ -166,23 +165,35 @@ class Checkpointing:
         for job_id in await self._executor.write(self._ledger.expire):
             self._changes.notify(job_id)
         await self._executor.write(self._ledger.prune)
-        await self._remove_old()
+        old = await self._unneeded(await self._executor.write(self._removal.too_old))
+        await self._executor.write(self._removal.expire_too_old, old)
         for one in await self._executor.write(self._ledger.to_end):
             await self._end(one)
 
-    async def _remove_old(self) -> None:
-        """Remove checkpoints that are too old, and that no job in Slurm's queue can continue."""
-        old = await self._executor.write(self._removal.aged)
-        listed = frozenset[int]()
-        if old:
-            listed = frozenset(job.job_id for job in await self._executor.aside(self._slurm.jobs))
-        for one in old:
-            jobs = {one.job_id} | ({one.resumed_by.job_id} if one.resumed_by is not None else set())
-            if jobs & listed:
-                continue
-            # A job that is missing in a list may exist all the same: Slurm is asked for this one job.
-            if not any([await self._executor.aside(self._slurm.knows, job_id) for job_id in jobs]):
-                await self._executor.write(self._removal.expire, one)
+    async def _remove(
+        self, request: messages.RemoveCheckpoints, uid: int | None
+    ) -> messages.CheckpointsRemoved:
+        write = self._executor.write
+        done = await write(self._removal.remove, request.names, uid)
+        if request.older_s is not None:
+            old = await self._unneeded(await write(self._removal.older, request.older_s, uid))
+            done = replace(done, removed=done.removed + await write(self._removal.expire, old))
+        return messages.CheckpointsRemoved(done=done)
+
+    async def _unneeded(self, found: tuple[StoredCheckpoint, ...]) -> list[StoredCheckpoint]:
+        """Those of some checkpoints that no job in Slurm's queue can continue."""
+        if not found:
+            return []
+        queued = {job.job_id for job in await self._executor.aside(self._slurm.jobs)}
+        jobs = {one.serial: {one.job_id} for one in found}
+        for one in found:
+            if one.resumed_by is not None:
+                jobs[one.serial].add(one.resumed_by.job_id)
+        # A job that is missing in a list may exist all the same: Slurm is asked for this one job.
+        for job_id in set().union(*jobs.values()) - queued:
+            if await self._executor.aside(self._slurm.knows, job_id):
+                queued.add(job_id)
+        return [one for one in found if not jobs[one.serial] & queued]
 
 
 def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
@@ -204,6 +215,7 @@ def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
         nodes=tuple(map(_sizes, sorted(store.checkpoints.saved(one.serial), key=lambda at: place[at.node]))),
         error=one.error,
         resumed_by=one.resumed_by,
+        running=store.state(one.generation) in rules.USABLE,
     )
 
 

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
-from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import UNFINISHED, CheckpointState, Generation
+from vhpc_slurm.model import UNFINISHED, CheckpointState, Generation, InUse, Removed
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -31,24 +30,31 @@ class CheckpointRemoval:
         self._clock = clock
         self._max_age_days = max_age_days
 
-    def remove(self, serial: int, uid: int | None) -> None:
-        """A checkpoint is REMOVED, or forgotten if it has failed; ``uid`` None: root may remove any.
+    def remove(self, names: Iterable[str], uid: int | None) -> Removed:
+        """The newest checkpoint of each name, if possible a VALID one, is removed unless it is in use.
 
-        Raises:
-            UserError: it is another user's, or in use.
+        ``uid`` None: root may remove those of all users.
         """
-        one = self._store.checkpoints.get(serial)
-        if one is None or one.state is CheckpointState.REMOVED:
-            return
-        if uid not in (None, one.uid):
-            raise UserError(f"checkpoint {serial} belongs to another user", "", "see: vhpc checkpoint ls")
-        if why := self._in_use(one):
-            raise UserError(f"checkpoint {one.name} is in use", why)
+        removed, missing, in_use = [], [], []
         with self._store.transaction():
-            self._discard(one)
+            for name in dict.fromkeys(names):
+                one = self._find(name, uid)
+                if one is None:
+                    missing.append(name)
+                elif why := self._in_use(one):
+                    in_use.append(InUse(name, why))
+                else:
+                    self._discard(one)
+                    removed.append(name)
+        return Removed(tuple(removed), tuple(missing), tuple(in_use))
+
+    def _find(self, name: str, uid: int | None) -> StoredCheckpoint | None:
+        found = self._store.checkpoints.named(uid, name)
+        there = [one for one in found if one.state is not CheckpointState.REMOVED]
+        return next((one for one in there if one.state is CheckpointState.VALID), next(iter(there), None))
 
     def surplus(self, job_id: int, kept: int = KEPT - 1) -> tuple[StoredCheckpoint, ...]:
-        """Return the VALID ones of a job that its next one replaces: not the newest, nor those in use."""
+        """Return the VALID ones of a job that its next one replaces. Those in use stay."""
         found = self._store.checkpoints.valid(job_id)[kept:]
         return tuple(one for one in found if not self._in_use(one))
 
@@ -57,25 +63,37 @@ class CheckpointRemoval:
         for one in self.surplus(job_id, KEPT):
             self._discard(one)
 
-    def aged(self) -> tuple[StoredCheckpoint, ...]:
-        """Return those that are too old and that no run of a job needs.
+    def older(self, age_s: float, uid: int | None) -> tuple[StoredCheckpoint, ...]:
+        """Return the VALID ones of a user (None: of all) of an age that no run of a job needs.
 
         Whether their jobs wait for another run is known to Slurm only.
         """
-        if not self._max_age_days:
-            return ()
-        found = self._store.checkpoints.aged(self._clock() - self._max_age_days * DAY_S)
+        found = self._store.checkpoints.aged(self._clock() - age_s, uid)
         return tuple(one for one in found if not self._in_use(one))
 
-    def expire(self, one: StoredCheckpoint) -> None:
-        """Remove one of ``aged`` whose jobs have ended, unless another job continues it since then."""
-        now = self._store.checkpoints.get(one.serial)
-        if now is None or now.resumed_by != one.resumed_by or now.state is not CheckpointState.VALID:
-            return
-        why = f"older than the site keeps checkpoints (max_age_days = {self._max_age_days})"
+    def too_old(self) -> tuple[StoredCheckpoint, ...]:
+        """Return those that are older than the site permits, as ``older``."""
+        return self.older(self._max_age_days * DAY_S, None) if self._max_age_days else ()
+
+    def expire(self, found: Iterable[StoredCheckpoint], why: str = "") -> tuple[str, ...]:
+        """Remove some of ``older`` whose jobs have ended; returns their names.
+
+        One that another job continues since then stays.
+        """
+        removed = []
         with self._store.transaction():
-            self._store.checkpoints.move(one.serial, CheckpointState.REMOVED, self._clock(), why)
-        log.info("checkpoint %d (%s) of %s is removed: %s", one.serial, one.name, one.generation, why)
+            for one in found:
+                now = self._store.checkpoints.get(one.serial)
+                if now is None or (now.state, now.resumed_by) != (one.state, one.resumed_by):
+                    continue
+                self._store.checkpoints.move(one.serial, CheckpointState.REMOVED, self._clock(), why)
+                log.info("checkpoint %d (%s) of %s is removed: %s", one.serial, one.name, one.generation, why)
+                removed.append(one.name)
+        return tuple(removed)
+
+    def expire_too_old(self, found: Iterable[StoredCheckpoint]) -> None:
+        """As ``expire``, for some of ``too_old``."""
+        self.expire(found, f"older than the site keeps checkpoints (max_age_days = {self._max_age_days})")
 
     def _discard(self, one: StoredCheckpoint) -> None:
         """Remove a checkpoint, within a transaction of the caller's."""

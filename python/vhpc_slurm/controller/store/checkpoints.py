@@ -86,8 +86,8 @@ class CheckpointStore(Protocol):
     def of(self, generation: Generation) -> StoredCheckpoint | None:
         """The newest checkpoint of a generation."""
 
-    def named(self, uid: int, name: str) -> tuple[StoredCheckpoint, ...]:
-        """All checkpoints that a user has under a name, newest first."""
+    def named(self, uid: int | None, name: str) -> tuple[StoredCheckpoint, ...]:
+        """All checkpoints that a user has under a name, newest first; None: those of all users."""
 
     def active(self) -> tuple[StoredCheckpoint, ...]:
         """Return those in HOLDING or SAVING, oldest first."""
@@ -95,8 +95,8 @@ class CheckpointStore(Protocol):
     def valid(self, job_id: int) -> tuple[StoredCheckpoint, ...]:
         """The VALID ones of a job, newest first."""
 
-    def aged(self, before: float) -> tuple[StoredCheckpoint, ...]:
-        """Return those that became VALID before a time, oldest first."""
+    def aged(self, before: float, uid: int | None = None) -> tuple[StoredCheckpoint, ...]:
+        """Return those that became VALID before a time, oldest first; ``uid`` None: of all users."""
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end and have not: their leases are READY."""
@@ -190,8 +190,10 @@ class SqlCheckpoints:
         """The newest of a generation."""
         return self._first("generation = ?", str(generation))
 
-    def named(self, uid: int, name: str) -> tuple[StoredCheckpoint, ...]:
+    def named(self, uid: int | None, name: str) -> tuple[StoredCheckpoint, ...]:
         """All of a user under a name."""
+        if uid is None:
+            return self._select("name = ? ORDER BY id DESC", name)
         return self._select("uid = ? AND name = ? ORDER BY id DESC", uid, name)
 
     def active(self) -> tuple[StoredCheckpoint, ...]:
@@ -202,9 +204,11 @@ class SqlCheckpoints:
         """The VALID ones of a job."""
         return self._select("job_id = ? AND state = 'valid' ORDER BY id DESC", job_id)
 
-    def aged(self, before: float) -> tuple[StoredCheckpoint, ...]:
+    def aged(self, before: float, uid: int | None = None) -> tuple[StoredCheckpoint, ...]:
         """Return those that became VALID before a time."""
-        return self._select("state = 'valid' AND updated < ? ORDER BY id", before)
+        return self._select(
+            "state = 'valid' AND updated < ? AND (? IS NULL OR uid = ?) ORDER BY id", before, uid, uid
+        )
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end."""

@@ -23,6 +23,7 @@ from vhpc_slurm.model import (
     CheckpointTotal,
     KeeperReport,
     OrderKind,
+    Removed,
 )
 from vhpc_slurm.slurm.port import (
     REASON_PROLOG,
@@ -84,11 +85,11 @@ def test_users_save_list_and_remove_what_is_theirs(tmp_path: Any) -> None:
         assert (await vhpcd.ask(messages.ListCheckpoints(), BOB)).checkpoints == ()
         assert (await vhpcd.ask(messages.ListCheckpoints(job_id=8))).checkpoints == ()
         assert (await vhpcd.ask(messages.ListCheckpoints(after=serial - 1, limit=1))).checkpoints == (one,)
-        body = messages.RemoveCheckpoint(serial=serial)
-        assert "belongs to another user" in refusal(await vhpcd.ask(body, BOB))
+        body = messages.RemoveCheckpoints(names=("a",))
+        assert (await vhpcd.ask(body, BOB)).done == Removed(missing=("a",))
         known = messages.KnownCheckpoints(serials=(serial, serial + 1))
         assert (await vhpcd.ask(known)).serials == (serial,)
-        assert isinstance(await vhpcd.ask(body, ALICE), wire.Done)
+        assert (await vhpcd.ask(body, ALICE)).done == Removed(("a",))
         assert (await vhpcd.ask(known)).serials == ()
 
     run(tmp_path, test)
@@ -105,8 +106,9 @@ def test_users_send_no_requests_of_nodes(tmp_path: Any) -> None:
             assert "only root and SlurmUser" in refusal(await vhpcd.ask(body, ALICE))
         answer = await vhpcd.users.answer(messages.SaveJob(job_id=7), ALICE)
         assert isinstance(answer, messages.CheckpointAnswer)
-        other = await vhpcd.users.answer(messages.RemoveCheckpoint(serial=1), BOB)
-        assert "belongs to another user" in refusal(other)
+        other = await vhpcd.users.answer(messages.RemoveCheckpoints(names=("7.1",)), BOB)
+        assert isinstance(other, messages.CheckpointsRemoved)
+        assert other.done == Removed(missing=("7.1",))
         body = messages.AskOrder(generation=str(generation), node="n3")
         assert "has no part on node n3" in refusal(await vhpcd.ask(body), "fabric")
 
@@ -191,6 +193,8 @@ def test_an_old_checkpoint_of_a_job_in_the_queue_stays(tmp_path: Any) -> None:
             vhpcd.store.checkpoints.move(serial, CheckpointState.VALID, now - 86500)
         vhpcd.ctld.listed = (JobStatus(7, 1, "PENDING", "BeginTime", None),)
         assert await states() == [CheckpointState.VALID]
+        body = messages.RemoveCheckpoints(older_s=86400.0)
+        assert (await vhpcd.ask(body, ALICE)).done == Removed()
         vhpcd.ctld.listed = ()
         assert await states() == [CheckpointState.VALID], "Slurm has the job, although it did not list it"
         vhpcd.ctld.known = False

@@ -25,7 +25,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 def aged(site: Site) -> list[str]:
-    return [one.name for one in site.layer.removal.aged()]
+    return [one.name for one in site.layer.removal.too_old()]
 
 
 def test_age_begins_when_a_checkpoint_is_valid(site: Site) -> None:
@@ -36,8 +36,8 @@ def test_age_begins_when_a_checkpoint_is_valid(site: Site) -> None:
     site.now += DAY_S
     assert aged(site) == []
     site.now += 1
-    (one,) = site.layer.removal.aged()
-    site.layer.removal.expire(one)
+    (one,) = site.layer.removal.too_old()
+    site.layer.removal.expire_too_old([one])
     found = site.store.checkpoints.get(one.serial)
     assert found is not None
     assert (found.name, found.state, found.error) == (
@@ -56,9 +56,9 @@ def test_one_that_a_job_continues_stays(site: Site) -> None:
     site.now += 3 * DAY_S
     assert aged(site) == []
     site.end(lease)
-    (one,) = site.layer.removal.aged()
+    (one,) = site.layer.removal.too_old()
     again = site.resume(9, "a", nodes())
-    site.layer.removal.expire(one)  # a job has begun to continue it while Slurm was asked
+    site.layer.removal.expire_too_old([one])  # a job has begun to continue it while Slurm was asked
     assert site.state(one.serial) is CheckpointState.VALID
     site.end(again)
     assert aged(site) == ["a"]

@@ -55,7 +55,7 @@ def test_the_first_of_a_job_counts_as_its_memory(site: Site) -> None:
         "policy rule 'all' permits 5000 MiB of checkpoints for each user, and alice would have 5096 MiB with "
         "this one, which may need 4096 MiB"
     )
-    assert site.layer.removal.remove(1, ALICE) is None
+    assert site.layer.removal.remove(["1.1"], ALICE).removed == ("1.1",)
     site.save(second)
 
 

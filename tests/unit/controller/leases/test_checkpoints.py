@@ -21,6 +21,7 @@ from vhpc_slurm.model import (
     CheckpointState,
     Generation,
     HetPlace,
+    InUse,
     KeeperReport,
     KeeperState,
     Lease,
@@ -87,8 +88,7 @@ def test_a_job_that_is_to_end_is_ended_and_never_continues(site: Site, job: Leas
         assert site.say(job.generation, "n1", state, made.serial) is Do.END
     with pytest.raises(UserError, match="is being ended"):
         site.ledger.begin(7, "", stop=False, uid=2001)
-    with pytest.raises(UserError, match="is in use: job 7 is being ended"):
-        site.layer.removal.remove(made.serial, 2001)
+    assert site.layer.removal.remove([made.name], 2001).in_use == (InUse("7.1", "job 7 is being ended"),)
     site.end(job)
     assert site.ledger.to_end() == ()
     assert site.say(job.generation, "n1", None) is Do.OVER
@@ -205,22 +205,6 @@ def test_the_last_two_of_a_job_are_kept(site: Site, job: Lease) -> None:
     site.ledger.prune()
     assert [one.serial for one in site.store.checkpoints.page(0)] == [made[2].serial, made[3].serial]
     assert site.save(job).serial == made[3].serial + 1
-
-
-def test_a_checkpoint_is_removed_by_its_owner_or_root(site: Site, job: Lease) -> None:
-    first, second = site.save(job, "a"), site.save(job, "b")
-    with pytest.raises(UserError, match="belongs to another user"):
-        site.layer.removal.remove(first.serial, 2002)
-    site.layer.removal.remove(first.serial, 2001)
-    site.layer.removal.remove(first.serial, 2001)
-    site.layer.removal.remove(second.serial, None)
-    assert [site.state(one.serial) for one in (first, second)] == [S.REMOVED, S.REMOVED]
-    third = site.ledger.begin(7, "c", stop=False, uid=2001)
-    with pytest.raises(UserError, match="checkpoint c is in use: job 7 is being saved"):
-        site.layer.removal.remove(third.serial, 2001)
-    site.say(job.generation, "n1", K.FAILED, third.serial)
-    site.layer.removal.remove(third.serial, 2001)
-    assert site.store.checkpoints.get(third.serial) is None
 
 
 def test_a_request_that_is_repeated_begins_no_other(site: Site, job: Lease) -> None:
