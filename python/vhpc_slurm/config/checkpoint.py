@@ -39,6 +39,13 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             le=1000000,
         ),
     ] = 100
+    encrypt: Annotated[
+        bool,
+        documented(
+            "encrypt what is saved (AES-256-GCM); vhpcd has the keys, and nodes need python3-cryptography. "
+            "Earlier checkpoints stay as they are"
+        ),
+    ] = False
     max_age_days: Annotated[
         int,
         documented(

@@ -35,10 +35,12 @@ class Seal(Record, frozen=True):
     Attributes:
         size: bytes of the file.
         root: keyed hash of the tags of all its chunks.
+        encrypted: its chunks are.
     """
 
     size: int
     root: bytes
+    encrypted: bool = False
 
 
 class SavedGuest(Record, frozen=True):
@@ -126,12 +128,16 @@ class OrderKind(StrEnum):
 
 
 class KeeperOrder(Record, frozen=True):
-    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret."""
+    """An order of vhpcd to a keeper, about one checkpoint.
+
+    ``key`` seals its files, and is secret; with ``encrypt`` they are encrypted, too.
+    """
 
     kind: OrderKind
     serial: int = 0
     name: str = ""
     key: bytes = b""
+    encrypt: bool = False
 
     def __repr__(self) -> str:
         return f"KeeperOrder({self.kind.value}, serial={self.serial})"
@@ -192,6 +198,11 @@ class Checkpoint(Record, frozen=True):
     resumed_by: Generation | None = None
     requeue: bool = False
     running: bool = False
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether its files are encrypted."""
+        return any(guest.state.encrypted for node in self.nodes for guest in node.guests)
 
     @property
     def size(self) -> int:

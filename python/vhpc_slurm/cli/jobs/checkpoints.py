@@ -150,6 +150,7 @@ def show(name: Name, as_json: Json = False) -> int:
             ("Guests", f"{len(guests)}, each with {guests[0].vcpus} CPUs and {guests[0].memory_mib} MiB"),
             ("CPU", found.nodes[0].cpu),
             ("Size", f"{output.size(found.size)}, written in {_seconds(found):.1f} s"),
+            ("Encrypted", "yes" if found.encrypted else "no"),
         ]
     if found.resumed_by:
         facts.append(("Resumed by", f"job {found.resumed_by.job_id}"))
@@ -260,6 +261,7 @@ def _json(found: Checkpoint) -> dict[str, Any]:
         "image": found.image,
         "error": found.error or None,
         "bytes": found.size,
+        "encrypted": found.encrypted,
         "seconds": round(_seconds(found), 3),
         "resumed_by": str(found.resumed_by) if found.resumed_by else None,
         "nodes": [node.node for node in found.nodes],

@@ -16,7 +16,7 @@ from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.model import Checkpoint, Generation, KeeperState, OrderKind, SavedNode, Seal, Viewer
+from vhpc_slurm.model import Checkpoint, Generation, KeeperState, OrderKind, SavedNode, Viewer
 from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, NoSuchJobError, NotRequeueableError, Slurm
 
 if TYPE_CHECKING:
@@ -223,8 +223,8 @@ def _sizes(node: SavedNode) -> SavedNode:
     guests = (
         replace(
             guest,
-            state=Seal(guest.state.size, b""),
-            disk=None if guest.disk is None else Seal(guest.disk.size, b""),
+            state=replace(guest.state, root=b""),
+            disk=None if guest.disk is None else replace(guest.disk, root=b""),
         )
         for guest in node.guests
     )

@@ -87,10 +87,12 @@ class CheckpointLedger:
         steady: Callable[[], float],
         hold_s: float,
         gpu_gres: str = "gpu",
+        encrypt: bool = False,
     ) -> None:
         """``clock`` is the wall clock; ``steady`` never jumps.
 
         Nodes have ``hold_s`` seconds to stop their guests.  Jobs with the GRES ``gpu_gres`` are refused.
+        With ``encrypt`` nodes encrypt what they save.
         """
         self._store = store
         self._removal = removal
@@ -99,6 +101,7 @@ class CheckpointLedger:
         self._steady = steady
         self._hold_s = hold_s
         self._gpu_gres = gpu_gres
+        self._encrypt = encrypt
         self._since: dict[int, float] = {}
         self._heard: dict[tuple[int, str], float] = {}
 
@@ -197,7 +200,9 @@ class CheckpointLedger:
         done = KeeperState.HELD if one.state is CheckpointState.HOLDING else KeeperState.SAVED
         known = store.reported(serial, node)
         missing = len(lease.allocation.nodes) - store.count(serial, done) - (known is not done)
-        why = "" if report is None or said is not KeeperState.SAVED else _incomplete(lease, node, report)
+        why = ""
+        if report is not None and said is KeeperState.SAVED:
+            why = _incomplete(lease, node, report, encrypt=self._encrypt)
         reaction = checkpoint_rules.react(
             one.state,
             known,
@@ -237,7 +242,9 @@ class CheckpointLedger:
         kind = checkpoint_rules.order(one.state, said, stop=one.stop, over=over, prepared=prepared)
         if kind in (OrderKind.WAIT, OrderKind.OVER):
             return KeeperOrder(kind)
-        return KeeperOrder(kind, one.serial, one.name, one.key if kind is OrderKind.SAVE else b"")
+        if kind is OrderKind.SAVE:
+            return KeeperOrder(kind, one.serial, one.name, one.key, self._encrypt)
+        return KeeperOrder(kind, one.serial, one.name)
 
     def _prepared(self, one: StoredCheckpoint) -> bool:
         """Whether all nodes are prepared, so that the first one may stop its guests."""
@@ -346,12 +353,15 @@ class CheckpointLedger:
         return Resume(resume.serial, resume.name, resume.origin, nodes, one.key)
 
 
-def _incomplete(lease: Lease, node: str, report: KeeperReport) -> str:
-    """Why a report of SAVED does not have all guests of its node; empty if it does."""
+def _incomplete(lease: Lease, node: str, report: KeeperReport, *, encrypt: bool) -> str:
+    """Why a report of SAVED does not have all guests of its node, encrypted if wanted; empty if it does."""
     saved, count = report.saved, lease.request.guests_per_node
     first = lease.allocation.node_names.index(node) * count
     if saved is None or saved.node != node:
         return "the report does not say what was saved"
     if [guest.rank for guest in saved.guests] != list(range(first, first + count)):
         return f"the report does not have the guests {first} to {first + count - 1}"
+    seals = [seal for guest in saved.guests for seal in (guest.state, guest.disk) if seal is not None]
+    if encrypt and not all(seal.encrypted for seal in seals):
+        return "the node has not encrypted its guests (update its vhpc)"
     return ""

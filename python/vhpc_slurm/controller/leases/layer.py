@@ -99,6 +99,7 @@ def build(
             steady=steady,
             hold_s=HOLD_S + 2 * config.checkpoint.hold_timeout_s,
             gpu_gres=config.placement.gpu_gres,
+            encrypt=config.checkpoint.encrypt,
         ),
         quota=quota,
         removal=removal,

@@ -135,7 +135,7 @@ def test_json_has_all_of_a_checkpoint(serve: Serve, capsys: pytest.CaptureFixtur
     serve(Vhpcd(VALID))
     assert main(["checkpoint", "1000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["bytes"] == 150 * MIB
+    assert (found["bytes"], found["encrypted"]) == (150 * MIB, False)
     assert (found["state"], found["job"], found["nodes"], found["seconds"]) == (
         "valid",
         1000,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_rig import Site, nodes
@@ -34,7 +35,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     found.store.close()
 
 
-def job(site: Site, job_id: int, **other: object) -> Lease:
+def job(site: Site, job_id: int, **other: Any) -> Lease:
     return site.open(request(job_id, **({"account": "physics"} | other)), nodes())
 
 

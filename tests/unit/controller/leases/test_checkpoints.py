@@ -296,3 +296,21 @@ def test_jobs_that_are_to_be_saved_are_found(site: Site) -> None:
     assert site.ledger.timed() == ()  # it is being ended
     for one in (plain, none, lease):
         site.end(one)
+
+
+def test_a_site_that_encrypts_takes_nothing_else(tmp_path: Path) -> None:
+    site = Site(open_at(place("sqlite", tmp_path)), Config(checkpoint=Checkpoint(encrypt=True)))
+    job = site.open(request(7), nodes())
+    made = site.ledger.begin(7, "", stop=False, uid=None)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    order = site.ledger.order(job.generation, KeeperReport(made.serial, K.HELD))
+    assert (order.kind, order.encrypt) == (Do.SAVE, True)
+    site.say(job.generation, "n1", K.SAVED, made.serial)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.state, found.error) == (
+        S.FAILED,
+        "n1: the node has not encrypted its guests (update its vhpc)",
+    )
+    site.store.close()
