@@ -28,6 +28,7 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.promise("attack.saved")
+@pytest.mark.slow
 def test_an_encrypted_checkpoint_is_continued(lab: Lab) -> None:
     first = lab.submit(SCRIPT, "-w", "n1", "-n1", "--mem=600")
     until(lambda: "turn 3" in said(lab, first), f"job {first.id} to begin", 240)

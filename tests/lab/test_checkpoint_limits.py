@@ -33,6 +33,7 @@ def counting(lab: Lab, memory_mib: int) -> Job:
 
 
 @pytest.mark.promise("checkpoint.size")
+@pytest.mark.slow
 def test_a_limit_refuses_before_the_job_stops(lab: Lab) -> None:
     small, large = counting(lab, 600), counting(lab, 1000)
     done = lab.run("login", "vhpc", "checkpoint", str(large.id), user="alice", check=False)

@@ -160,7 +160,7 @@ def show(name: Name, as_json: Json = False) -> int:
 
 def remove(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="Names of your checkpoints.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Names of your checkpoints.")
     ] = None,
     older_than: Annotated[
         str | None,
