@@ -15,10 +15,10 @@ FOLDER = "/home/checkpoints"
 
 
 @contextmanager
-def checkpoints_on(lab: Lab) -> Iterator[None]:
-    """The site has a folder for checkpoints; those that are left at the end are removed."""
+def checkpoints_on(lab: Lab, more: str = "") -> Iterator[None]:
+    """The site has a folder for checkpoints, and ``more`` in vhpc.toml; those that are left are removed."""
     file, hosts = "/etc/vhpc/vhpc.toml", ("ctl", "login", *lab.nodes)
-    table = f'\\n[checkpoint]\\nfolder = "{FOLDER}"\\nhold_timeout_s = 20\\n'
+    table = f'\\n[checkpoint]\\nfolder = "{FOLDER}"\\nhold_timeout_s = 20\\n{more}'
     lab.run("n1", "install", "-d", "-m", "0700", FOLDER)
     with ExitStack() as undo:
         for host in hosts:

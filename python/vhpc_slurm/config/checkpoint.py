@@ -39,3 +39,19 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             le=1000000,
         ),
     ] = 100
+    encrypt: Annotated[
+        bool,
+        documented(
+            "encrypt what is saved (AES-256-GCM); vhpcd has the keys, and nodes need python3-cryptography. "
+            "Earlier checkpoints stay as they are"
+        ),
+    ] = False
+    max_age_days: Annotated[
+        int,
+        documented(
+            "a checkpoint is deleted so many days after it was made; it stays while the job that was saved, "
+            "or the last one that has continued it, waits in Slurm's queue or runs; 0: it is never too old",
+            ge=0,
+            le=36500,
+        ),
+    ] = 0

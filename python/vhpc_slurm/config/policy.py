@@ -34,6 +34,7 @@ GuestCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_GUESTS_PER_NODE)]
 DiskMib = Annotated[int, msgspec.Meta(ge=MIN_DISK_MIB, le=MAX_SIZE_MIB)]
 MostDiskMib = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE_MIB)]
 VfCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_VFS)]
+CheckpointMib = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BootSeconds = Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_S)]
 
 
@@ -102,6 +103,19 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_timeout_s: Annotated[
         BootSeconds | None,
         documented("largest --vhpc-timeout, in seconds; absent: what guests.boot_timeout_max_s permits"),
+    ] = None
+    max_checkpoint_user_mib: Annotated[
+        CheckpointMib | None,
+        documented(
+            "a job is not saved if all checkpoints of its user would have more than so many MiB; 0: no "
+            "checkpoints; absent: no limit"
+        ),
+    ] = None
+    max_checkpoint_account_mib: Annotated[
+        CheckpointMib | None,
+        documented(
+            "the same for all checkpoints of the job's account; jobs without an account have no such limit"
+        ),
     ] = None
     default_network: Annotated[
         NetworkChoice | None, documented("--vhpc-network for jobs without it; absent: network.default")

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from vhpc_slurm.controller.api import checkpoint_messages as messages
-from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.exchange import Exchange
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import UNFINISHED, Checkpoint, Generation, KeeperOrder, KeeperReport
+from vhpc_slurm.model import (
+    UNFINISHED,
+    Checkpoint,
+    CheckpointTotal,
+    Generation,
+    KeeperOrder,
+    KeeperReport,
+    Removed,
+)
 from vhpc_slurm.options import CHECKPOINT_NAME, RESUME
 
 POLL_S = 0.5
@@ -78,21 +85,37 @@ class CheckpointCalls(Exchange):
 
     def checkpoints(self, job_id: int | None = None) -> tuple[Checkpoint, ...]:
         """Checkpoints of one job, or all that this user may see, oldest first."""
+        return self.checkpoints_and_totals(job_id)[0]
+
+    def checkpoints_and_totals(
+        self, job_id: int | None = None
+    ) -> tuple[tuple[Checkpoint, ...], tuple[CheckpointTotal, ...]]:
+        """As ``checkpoints``, with the totals of all checkpoints of users and accounts, and their limits."""
         found: list[Checkpoint] = []
+        totals: tuple[CheckpointTotal, ...] = ()
         after: int | None = 0
         while after is not None:
             page = self._ask(messages.ListCheckpoints(after=after, job_id=job_id), messages.CheckpointPage)
             found.extend(page.checkpoints)
-            after = page.more
-        return tuple(found)
+            after, totals = page.more, page.totals
+        return tuple(found), totals
 
-    def remove_checkpoint(self, serial: int) -> None:
-        """Remove a checkpoint; one that is removed already is no error.
+    def remove_checkpoints(self, names: Sequence[str], older_s: float | None = None) -> Removed:
+        """Remove this user's newest checkpoint of each name, or all of an age that no job can need.
 
-        Raises:
-            UserError: it is in use, or another user's.
+        Those of all users for root and SlurmUser.
         """
-        self._ask(messages.RemoveCheckpoint(serial=serial), wire.Done)
+        known = [name for name in dict.fromkeys(names) if CHECKPOINT_NAME.match(name)]
+        wrong = tuple(name for name in dict.fromkeys(names) if not CHECKPOINT_NAME.match(name))
+        done = Removed(missing=wrong)
+        for first in range(0, len(known) or 1, messages.MAX_SERIALS):
+            some = tuple(known[first : first + messages.MAX_SERIALS])
+            body = messages.RemoveCheckpoints(names=some, older_s=older_s)
+            more = self._ask(body, messages.CheckpointsRemoved).done
+            done = Removed(
+                done.removed + more.removed, done.missing + more.missing, done.in_use + more.in_use
+            )
+        return done
 
 
 def completed(

@@ -17,14 +17,18 @@ from vhpc_slurm.model.checkpoint import (
     UNFINISHED,
     Checkpoint,
     CheckpointState,
+    CheckpointTotal,
+    InUse,
     KeeperOrder,
     KeeperReport,
     KeeperState,
     OrderKind,
+    Removed,
     Resume,
     SavedGuest,
     SavedNode,
     Seal,
+    saved_bytes,
 )
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
@@ -112,6 +116,7 @@ __all__ = [
     "Blob",
     "Checkpoint",
     "CheckpointState",
+    "CheckpointTotal",
     "Figures",
     "Generation",
     "GresAllocation",
@@ -129,6 +134,7 @@ __all__ = [
     "ImageIdentity",
     "ImageManifest",
     "ImageRef",
+    "InUse",
     "JobRequest",
     "JobUsage",
     "KeeperOrder",
@@ -146,6 +152,7 @@ __all__ = [
     "NodeSegment",
     "NodeUsage",
     "OrderKind",
+    "Removed",
     "Resume",
     "RunningGuest",
     "RunningNode",
@@ -169,4 +176,5 @@ __all__ = [
     "Viewer",
     "guest_hostname",
     "job_usage",
+    "saved_bytes",
 ]

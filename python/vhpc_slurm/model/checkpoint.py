@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from vhpc_slurm.model.job import Generation
@@ -36,10 +37,12 @@ class Seal(Record, frozen=True):
     Attributes:
         size: bytes of the file.
         root: keyed hash of the tags of all its chunks.
+        encrypted: its chunks are.
     """
 
     size: int
     root: bytes
+    encrypted: bool = False
 
 
 class SavedGuest(Record, frozen=True):
@@ -78,6 +81,12 @@ class SavedNode(Record, frozen=True):
     cpu: str
     seconds: float
     guests: tuple[SavedGuest, ...]
+
+
+def saved_bytes(nodes: Iterable[SavedNode]) -> int:
+    """Bytes of all files that nodes have saved."""
+    guests = (guest for node in nodes for guest in node.guests)
+    return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)
 
 
 class Resume(Record, frozen=True):
@@ -121,8 +130,9 @@ class OrderKind(StrEnum):
 
 
 class KeeperOrder(Record, frozen=True):
-    """An order of vhpcd to a keeper, about one checkpoint; ``key`` seals its files, and is secret.
+    """An order of vhpcd to a keeper, about one checkpoint.
 
+    ``key`` seals its files, and is secret; with ``encrypt`` they are encrypted, too.
     ``comment`` is the AdminComment that this node gives the job, whose checkpoint is valid.
     """
 
@@ -131,6 +141,7 @@ class KeeperOrder(Record, frozen=True):
     name: str = ""
     key: bytes = b""
     comment: str = ""
+    encrypt: bool = False
 
     def __repr__(self) -> str:
         return f"KeeperOrder({self.kind.value}, serial={self.serial})"
@@ -180,6 +191,7 @@ class Checkpoint(Record, frozen=True):
         requeue: the job is put back into the queue when it is valid, and its next run continues it.
         paused_s: how many seconds the job's programs were stopped, on the node where it was longest; None if
             no node has reported that they continue.
+        running: the run that was saved has not ended.
     """
 
     serial: int
@@ -197,6 +209,7 @@ class Checkpoint(Record, frozen=True):
     resumed_by: Generation | None = None
     requeue: bool = False
     paused_s: float | None = None
+    running: bool = False
 
     @property
     def seconds(self) -> float:
@@ -204,7 +217,50 @@ class Checkpoint(Record, frozen=True):
         return max((node.seconds for node in self.nodes), default=0.0)
 
     @property
+    def encrypted(self) -> bool:
+        """Whether its files are encrypted."""
+        return any(guest.state.encrypted for node in self.nodes for guest in node.guests)
+
+    @property
     def size(self) -> int:
         """Bytes of all its files."""
-        guests = (guest for node in self.nodes for guest in node.guests)
-        return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)
+        return saved_bytes(self.nodes)
+
+
+class InUse(Record, frozen=True):
+    """A checkpoint that was not removed, and why its files are needed."""
+
+    name: str
+    why: str
+
+
+class Removed(Record, frozen=True):
+    """The result of a request to remove checkpoints, by their names.
+
+    Attributes:
+        removed: these are gone.
+        missing: the user has no checkpoints of these names.
+        in_use: these stay.
+    """
+
+    removed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    in_use: tuple[InUse, ...] = ()
+
+
+class CheckpointTotal(Record, frozen=True):
+    """The bytes of all checkpoints of a user or of an account, as vhpcd compares them with the policy.
+
+    Attributes:
+        owner: "user" or "account".
+        name: of the user, or of the account.
+        bytes: of the valid ones, and what those that are being made will probably need.
+        limit: the most that the policy permits; None without a limit.
+        rule: of the policy that has the limit; that of the owner's newest checkpoint.
+    """
+
+    owner: str
+    name: str
+    bytes: int
+    limit: int | None = None
+    rule: str = ""

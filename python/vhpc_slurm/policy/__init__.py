@@ -11,10 +11,13 @@ from __future__ import annotations
 from vhpc_slurm.policy.check import PolicyError, check, check_image
 from vhpc_slurm.policy.defaults import with_defaults
 from vhpc_slurm.policy.limits import bind_refusal, limit_refusal, mount_refusal, unshared
+from vhpc_slurm.policy.quotas import QUOTAS, Quota, quota_refusal
 from vhpc_slurm.policy.rules import Subject, applying, possible, shares_under, visible_shares
 
 __all__ = [
+    "QUOTAS",
     "PolicyError",
+    "Quota",
     "Subject",
     "applying",
     "bind_refusal",
@@ -23,6 +26,7 @@ __all__ = [
     "limit_refusal",
     "mount_refusal",
     "possible",
+    "quota_refusal",
     "shares_under",
     "unshared",
     "visible_shares",

@@ -17,6 +17,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import (
     CONTINUED,
     CheckpointState,
+    InUse,
     KeeperOrder,
     KeeperReport,
     KeeperState,
@@ -77,10 +78,11 @@ def test_a_job_is_saved_and_another_one_continues_it(vhpcd: Vhpcd) -> None:
     assert (taken.resume.key, taken.resume.nodes) == (order.key, (saved("n1", 0),))
     assert taken == again
     assert client.look(2, 0, "n2").resume is None
-    with pytest.raises(UserError, match="job 2 continues it"):
-        client.remove_checkpoint(found.serial)
+    assert client.remove_checkpoints(["run"]).in_use == (InUse("run", "job 2 continues it"),)
     client.ending(2, 0)
-    client.remove_checkpoint(found.serial)
+    names = ["a/b", "run", *(f"no-{number}" for number in range(5000))]
+    done = client.remove_checkpoints(names)
+    assert (done.removed, done.missing) == (("run",), ("a/b", *names[2:]))
     assert client.known_checkpoints([found.serial]) == frozenset()
     assert client.checkpoint(found.serial).state is CheckpointState.REMOVED
     with pytest.raises(UserError, match="there is no checkpoint of number 9"):
@@ -99,8 +101,7 @@ def test_other_users_cannot_save_see_or_remove_it(vhpcd: Vhpcd) -> None:
     assert client.checkpoint(found.serial).error == "n1: no"
     assert client.checkpoint(found.serial).paused_s == 1.25
     assert as_uid(NOBODY, client.checkpoints) == ()
-    with pytest.raises(ChildError, match="belongs to another user"):
-        as_uid(NOBODY, lambda: client.remove_checkpoint(found.serial))
+    assert as_uid(NOBODY, lambda: client.remove_checkpoints(["run"])).missing == ("run",)
     with pytest.raises(ChildError, match="only root and SlurmUser may send this request"):
         as_uid(NOBODY, lambda: client.keeper(lease.generation, "n1", None, 0.0))
     with pytest.raises(ChildError, match="only root and SlurmUser may send this request"):

@@ -36,6 +36,7 @@ from vhpc_slurm.options import (
 from vhpc_slurm.options.grammars import ValueRefusedError, Words
 from vhpc_slurm.options.mountpoint import MOUNT_POINT_MAX, PLACES, TREES, mount_point_refusal
 from vhpc_slurm.options.option import Option
+from vhpc_slurm.policy import QUOTAS
 
 PROBE = """
 #include <stdio.h>
@@ -237,9 +238,9 @@ def test_options_have_fields_of_the_request_and_keys_of_rules() -> None:
     assert len(fields) == len(set(fields))
     assert set(fields) <= WITHOUT_OPTIONS.keys()
     assert set(LIMITED) == {option for option in OPTIONS if option.limit is not None}
-    assert {key for key in Rule.__struct_fields__ if key.startswith("max_")} <= {
-        option.limit.key for option in LIMITED if option.limit is not None
-    }
+    limits = {option.limit.key for option in LIMITED if option.limit is not None}
+    kept = {quota.key for quota in QUOTAS}
+    assert {key for key in Rule.__struct_fields__ if key.startswith("max_")} <= limits | kept
     assert {key for key in Rule.__struct_fields__ if key.startswith("default_")} == {
         f"default_{field}" for option in DEFAULTED for field in option.fields
     }

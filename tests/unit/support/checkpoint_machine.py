@@ -106,8 +106,7 @@ class AnyOrder(RuleBasedStateMachine):
     def remove(self, data: st.DataObject) -> None:
         known = self.site.store.checkpoints.page(0)
         if known:
-            with suppress(UserError):
-                self.site.ledger.remove(data.draw(st.sampled_from(known)).serial, None)
+            self.site.layer.removal.remove([data.draw(st.sampled_from(known)).name], None)
 
     @rule(job=jobs, node=places, lost=st.booleans(), obeys=st.booleans())
     def a_keeper_asks(self, job: int, node: str, lost: bool, obeys: bool) -> None:

@@ -44,17 +44,18 @@ def nodes(*names: str, cpus: int = 2, memory_mib: int = 2048) -> Allocation:
     return Allocation(tuple(NodeAllocation(name, cpu_ids, memory_mib) for name in names or NODES))
 
 
-def saved(node: str, rank: int) -> SavedNode:
+def saved(node: str, rank: int, size: int = 4096) -> SavedNode:
     """The part of a node with one guest."""
-    return SavedNode(node, 10_000_000, "emulated", 1.5, (SavedGuest(rank, node, 2, 1024, Seal(4096, b"r")),))
+    return SavedNode(node, 10_000_000, "emulated", 1.5, (SavedGuest(rank, node, 2, 1024, Seal(size, b"r")),))
 
 
 class Site:
-    """vhpcd's layer of leases over a store; tests set its clock."""
+    """vhpcd's layer of leases over a store; tests set its clock, and the bytes that each node saves."""
 
     def __init__(self, store: LeaseStore, config: Config | None = None) -> None:
         self.store, self.config = store, config or Config()
         self.now = 1000.0
+        self.size = 4096
         self.start()
 
     def start(self) -> None:
@@ -94,7 +95,7 @@ class Site:
         if state is KeeperState.HELD and self.store.checkpoints.reported(serial, node) is None:
             self.ledger.ask(generation, node, KeeperReport(serial, KeeperState.PREPARED))
         rank = NODES.index(node)
-        what = saved(node, rank) if state is KeeperState.SAVED else None
+        what = saved(node, rank, self.size) if state is KeeperState.SAVED else None
         report = None if state is None else KeeperReport(serial, state, what, line)
         self.ledger.ask(generation, node, report)
         return self.ledger.order(generation, report).kind

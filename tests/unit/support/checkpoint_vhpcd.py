@@ -33,6 +33,7 @@ from vhpc_slurm.model import (
     Viewer,
 )
 from vhpc_slurm.slurm.port import (
+    JobStatus,
     NoSuchJobError,
     NotRequeueableError,
     RunningJob,
@@ -59,6 +60,7 @@ class Ctld:
         self.signalled: list[int] = []
         self.may = self.requeueable = True
         self.times: tuple[RunningJob, ...] | None = ()
+        self.listed: tuple[JobStatus, ...] = ()
 
     def load(self, job_id: int) -> SlurmJob:
         if not self.known:
@@ -84,6 +86,12 @@ class Ctld:
     def running(self) -> tuple[RunningJob, ...]:
         assert self.times is not None
         return self.times
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        return self.listed
+
+    def knows(self, job_id: int) -> bool:
+        return self.known
 
     def standing(self, user: str) -> Standing:
         return Standing()

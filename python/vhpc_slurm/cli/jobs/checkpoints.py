@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +17,10 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import CheckpointState
 
 if TYPE_CHECKING:
-    from vhpc_slurm.model import Checkpoint
+    from vhpc_slurm.model import Checkpoint, CheckpointTotal
 
+AGE = re.compile(r"([0-9]{1,5})([hd])", re.ASCII)
+SEE = "see: vhpc checkpoint ls"
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of one of your checkpoints.", show_default=False)
 ]
@@ -80,7 +83,7 @@ def save(
     found = checkpoint_client.completed(client, begun, doing)
     if found.state is not CheckpointState.VALID:
         raise UserError(
-            f"job {job_id} was not saved", found.error, "" if _gone(found) else "the job continues"
+            f"job {job_id} was not saved", found.error, "the job continues" if found.running else ""
         )
     if as_json:
         output.write_json(_json(found))
@@ -98,10 +101,12 @@ def ls(
     as_json: Json = False,
 ) -> int:
     """List your checkpoints, the newest last; root and SlurmUser see those of all users."""
-    known = leases.client(options.config()).checkpoints(job_id)
+    known, totals = leases.client(options.config()).checkpoints_and_totals(job_id)
     found = [one for one in known if everything or one.state is not CheckpointState.REMOVED]
     if as_json:
-        output.write_json({"checkpoints": [_json(one) for one in found]})
+        output.write_json(
+            {"checkpoints": [_json(one) for one in found], "totals": [_total_json(one) for one in totals]}
+        )
         return 0
     rows = [
         (
@@ -116,6 +121,8 @@ def ls(
         for one in found
     ]
     output.write_table(("NAME", "USER", "JOB", "STATE", "SIZE", "TIME", "NOTE"), rows, right=("SIZE",))
+    for one in totals:
+        print(_total_line(one))
     return 0
 
 
@@ -142,6 +149,7 @@ def show(name: Name, as_json: Json = False) -> int:
             ("Guests", f"{len(guests)}, each with {guests[0].vcpus} CPUs and {guests[0].memory_mib} MiB"),
             ("CPU", found.nodes[0].cpu),
             ("Size", f"{output.size(found.size)}, written in {found.seconds:.1f} s"),
+            ("Encrypted", "yes" if found.encrypted else "no"),
         ]
     if found.resumed_by:
         facts.append(("Resumed by", f"job {found.resumed_by.job_id}"))
@@ -150,18 +158,52 @@ def show(name: Name, as_json: Json = False) -> int:
 
 
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of your checkpoints.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Names of your checkpoints.")
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Those that were made so many hours (12h) or days (7d) ago, and that no job in the queue "
+            "can continue.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Remove checkpoints of yours; the nodes delete their files soon after."""
-    client = leases.client(options.config())
-    known = client.checkpoints()
-    chosen = [_newest(known, name) for name in names]
-    for one in chosen:
-        client.remove_checkpoint(one.serial)
+    """Remove checkpoints of yours; the nodes delete their files soon after.
+
+    If one of the names cannot be removed, the others are, and the exit status is 1.
+    """
+    if bool(names) == (older_than is not None):
+        raise UserError("names of checkpoints are expected, or --older-than", "", SEE)
+    older_s = None if older_than is None else _seconds_of(older_than)
+    done = leases.client(options.config()).remove_checkpoints(names or [], older_s)
+    refused = [UserError(f"you have no checkpoint {name[:80]!r}", "", SEE) for name in done.missing]
+    refused += [UserError(f"checkpoint {one.name} is in use", one.why) for one in done.in_use]
+    for err in refused:
+        progress(err.line())
     if as_json:
-        output.write_json({"removed": [one.name for one in chosen]})
-    return 0
+        output.write_json(
+            {
+                "removed": done.removed,
+                "missing": done.missing,
+                "in_use": [{"name": one.name, "reason": one.why} for one in done.in_use],
+            }
+        )
+    elif older_than is not None:
+        for name in done.removed:
+            print(name)
+    return int(bool(refused))
+
+
+def _seconds_of(age: str) -> float:
+    found = AGE.fullmatch(age)
+    if found is None:
+        raise UserError(f"{age[:80]!r} is not an age", "hours (12h) or days (7d) are expected")
+    return int(found[1]) * (3600.0 if found[2] == "h" else 86400.0)
 
 
 def _newest(found: tuple[Checkpoint, ...], name: str) -> Checkpoint:
@@ -169,7 +211,7 @@ def _newest(found: tuple[Checkpoint, ...], name: str) -> Checkpoint:
     named = [one for one in found if one.name == name and one.state is not CheckpointState.REMOVED]
     valid = [one for one in named if one.state is CheckpointState.VALID]
     if not named:
-        raise UserError(f"you have no checkpoint {name[:80]!r}", "", "see: vhpc checkpoint ls")
+        raise UserError(f"you have no checkpoint {name[:80]!r}", "", SEE)
     return (valid or named)[-1]
 
 
@@ -183,8 +225,21 @@ def _doing(found: Checkpoint) -> str:
     return f"{_called(found)}: {len(found.nodes)} of {found.node_count} nodes have saved their guests"
 
 
-def _gone(found: Checkpoint) -> bool:
-    return "ended" in found.error
+def _total_line(total: CheckpointTotal) -> str:
+    line = f"Total of {total.owner} {total.name}: {output.size(total.bytes)}"
+    if total.limit is None:
+        return line
+    return f"{line} of {output.size(total.limit)} (policy rule {total.rule!r})"
+
+
+def _total_json(total: CheckpointTotal) -> dict[str, Any]:
+    return {
+        "owner": total.owner,
+        "name": total.name,
+        "bytes": total.bytes,
+        "limit_bytes": total.limit,
+        "rule": total.rule or None,
+    }
 
 
 def _json(found: Checkpoint) -> dict[str, Any]:
@@ -201,6 +256,7 @@ def _json(found: Checkpoint) -> dict[str, Any]:
         "image": found.image,
         "error": found.error or None,
         "bytes": found.size,
+        "encrypted": found.encrypted,
         "seconds": round(found.seconds, 3),
         "paused_s": found.paused_s,
         "resumed_by": str(found.resumed_by) if found.resumed_by else None,

@@ -19,6 +19,7 @@ from vhpc_slurm.importing.source import is_source
 from vhpc_slurm.model import WITHOUT_OPTIONS, ImageIdentity, ImageRef
 from vhpc_slurm.options import IMAGE, NETWORK, OPTIONS, Option
 from vhpc_slurm.policy import (
+    QUOTAS,
     PolicyError,
     Subject,
     bind_refusal,
@@ -33,6 +34,8 @@ from vhpc_slurm.policy.limits import refused
 NO_RULE = "no rule"
 LIMITS = {option: option.limit.key for option in LIMITED if option.limit is not None}
 """Keys of rules that limit options."""
+KEPT = {f"checkpoints of {quota.owner}": quota.key for quota in QUOTAS}
+"""Keys of rules that limit what stays after jobs."""
 JUDGED = tuple(option for option in OPTIONS if option is not IMAGE)
 Asked = Mapping[str, Any]
 """Values of options, by the field of ``JobRequest``."""
@@ -236,7 +239,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "images": None if rule is None else rule.images,
         "signers": None if rule is None else rule.signers,
         "shares": None if rule is None else rule.shares,
-        **{key: None if rule is None else getattr(rule, key) for key in LIMITS.values()},
+        **{key: None if rule is None else getattr(rule, key) for key in (*LIMITS.values(), *KEPT.values())},
         "defaults": {
             option.field: [_default(one) for one in values] for option, values in verdict.defaults.items()
         },
@@ -289,6 +292,9 @@ def _limits(rule: Rule) -> str:
                 texts.append(f"{option.name}={permitted[0]}")
         elif permitted is not None:
             texts.append(f"{option.name}<={permitted}{option.unit}")
+    for words, key in KEPT.items():
+        if (most := getattr(rule, key)) is not None:
+            texts.append(f"{words}<={most}M")
     return ", ".join(texts)
 
 

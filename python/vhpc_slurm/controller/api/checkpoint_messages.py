@@ -8,10 +8,17 @@ from typing import Annotated
 import msgspec
 
 from vhpc_slurm.controller.wire_types import Wire
-from vhpc_slurm.model import MAX_CHECKPOINT_NAME, Checkpoint, KeeperOrder, KeeperReport
+from vhpc_slurm.model import (
+    MAX_CHECKPOINT_NAME,
+    Checkpoint,
+    CheckpointTotal,
+    KeeperOrder,
+    KeeperReport,
+    Removed,
+)
 
 MAX_SERIALS = 4096
-"""Checkpoints in one question of a node."""
+"""Checkpoints in one message."""
 Name = Annotated[str, msgspec.Meta(pattern=f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_CHECKPOINT_NAME - 1}}}$")]
 JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -38,10 +45,15 @@ class ListCheckpoints(Wire, frozen=True, tag="checkpoints"):
     limit: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
 
 
-class RemoveCheckpoint(Wire, frozen=True, tag="remove-checkpoint"):
-    """The owner of a checkpoint, or root: its files are not needed any more."""
+class RemoveCheckpoints(Wire, frozen=True, tag="remove-checkpoints"):
+    """A user, or root for all users: remove checkpoints.
 
-    serial: Serial
+    A name means its newest checkpoint, if possible a valid one. With ``older_s`` also all valid ones of that
+    age are removed that no job in Slurm's queue can continue.
+    """
+
+    names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_SERIALS)] = ()
+    older_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class AskOrder(Wire, frozen=True, tag="keeper"):
@@ -70,10 +82,20 @@ class CheckpointAnswer(Wire, frozen=True, tag="checkpoint"):
 
 
 class CheckpointPage(Wire, frozen=True, tag="checkpoints"):
-    """To ListCheckpoints; ``more`` is the next ``after``, None at the end."""
+    """To ListCheckpoints; ``more`` is the next ``after``, None at the end.
+
+    The last page of a list without ``limit`` has the totals of users and accounts.
+    """
 
     checkpoints: tuple[Checkpoint, ...]
     more: int | None
+    totals: tuple[CheckpointTotal, ...] = ()
+
+
+class CheckpointsRemoved(Wire, frozen=True, tag="checkpoints-removed"):
+    """To RemoveCheckpoints."""
+
+    done: Removed
 
 
 class OrderAnswer(Wire, frozen=True, tag="order"):
@@ -88,7 +110,9 @@ class CheckpointsKept(Wire, frozen=True, tag="checkpoints-kept"):
     serials: tuple[int, ...]
 
 
-OfCheckpoints = SaveJob | RemoveCheckpoint | AskOrder | KnownCheckpoints
+OfCheckpoints = SaveJob | RemoveCheckpoints | AskOrder | KnownCheckpoints
 """Requests about checkpoints but lists."""
-Changing = SaveJob | RemoveCheckpoint
+AboutCheckpoints = CheckpointAnswer | CheckpointsRemoved | OrderAnswer | CheckpointsKept
+"""Answers to them."""
+Changing = SaveJob | RemoveCheckpoints
 """Requests with which ordinary users change what is theirs."""

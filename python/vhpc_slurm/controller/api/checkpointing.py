@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
@@ -23,7 +24,6 @@ from vhpc_slurm.model import (
     KeeperState,
     OrderKind,
     SavedNode,
-    Seal,
     Viewer,
 )
 from vhpc_slurm.slurm import comments
@@ -41,6 +41,7 @@ class Checkpointing:
     def __init__(self, leases: LeaseLayer, executor: LeaseExecutor, slurm: Slurm, changes: Changes) -> None:
         """``changes`` are told each job whose keepers have orders."""
         self._ledger = leases.checkpoints
+        self._removal = leases.removal
         self._store = leases.store
         self._executor = executor
         self._slurm = slurm
@@ -49,7 +50,7 @@ class Checkpointing:
 
     async def answer(
         self, request: messages.OfCheckpoints, uid: int, viewer: Viewer | None
-    ) -> messages.CheckpointAnswer | messages.OrderAnswer | messages.CheckpointsKept | wire.Done:
+    ) -> messages.AboutCheckpoints:
         """The answer; ``viewer`` is None for root and SlurmUser.
 
         Raises:
@@ -58,10 +59,8 @@ class Checkpointing:
         match request:
             case messages.SaveJob():
                 return await self._save(request, None if viewer is None else uid)
-            case messages.RemoveCheckpoint():
-                owner = None if viewer is None else uid
-                await self._executor.write(self._ledger.remove, request.serial, owner)
-                return wire.Done()
+            case messages.RemoveCheckpoints():
+                return await self._remove(request, None if viewer is None else uid)
             case messages.AskOrder():
                 return await self._order(request)
             case messages.KnownCheckpoints():
@@ -183,12 +182,39 @@ class Checkpointing:
             self._slurm.cancel(job.job_id)
 
     async def run(self) -> None:
-        """Periodic work: what is late has failed, old ones are forgotten, jobs are ended again."""
+        """Periodic work: what is late has failed, old ones are removed, jobs are ended again."""
         for job_id in await self._executor.write(self._ledger.expire):
             self._changes.notify(job_id)
         await self._executor.write(self._ledger.prune)
+        old = await self._unneeded(await self._executor.write(self._removal.too_old))
+        await self._executor.write(self._removal.expire_too_old, old)
         for one in await self._executor.write(self._ledger.to_end):
             await self._end(one)
+
+    async def _remove(
+        self, request: messages.RemoveCheckpoints, uid: int | None
+    ) -> messages.CheckpointsRemoved:
+        write = self._executor.write
+        done = await write(self._removal.remove, request.names, uid)
+        if request.older_s is not None:
+            old = await self._unneeded(await write(self._removal.older, request.older_s, uid))
+            done = replace(done, removed=done.removed + await write(self._removal.expire, old))
+        return messages.CheckpointsRemoved(done=done)
+
+    async def _unneeded(self, found: tuple[StoredCheckpoint, ...]) -> list[StoredCheckpoint]:
+        """Those of some checkpoints that no job in Slurm's queue can continue."""
+        if not found:
+            return []
+        queued = {job.job_id for job in await self._executor.aside(self._slurm.jobs)}
+        jobs = {one.serial: {one.job_id} for one in found}
+        for one in found:
+            if one.resumed_by is not None:
+                jobs[one.serial].add(one.resumed_by.job_id)
+        # A job that is missing in a list may exist all the same: Slurm is asked for this one job.
+        for job_id in set().union(*jobs.values()) - queued:
+            if await self._executor.aside(self._slurm.knows, job_id):
+                queued.add(job_id)
+        return [one for one in found if not jobs[one.serial] & queued]
 
 
 def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
@@ -211,6 +237,7 @@ def shown(store: LeaseStore, one: StoredCheckpoint) -> Checkpoint:
         error=one.error,
         resumed_by=one.resumed_by,
         paused_s=one.paused_s,
+        running=store.state(one.generation) in rules.USABLE,
     )
 
 
@@ -218,8 +245,8 @@ def _sizes(node: SavedNode) -> SavedNode:
     guests = (
         replace(
             guest,
-            state=Seal(guest.state.size, b""),
-            disk=None if guest.disk is None else Seal(guest.disk.size, b""),
+            state=replace(guest.state, root=b""),
+            disk=None if guest.disk is None else replace(guest.disk, root=b""),
         )
         for guest in node.guests
     )

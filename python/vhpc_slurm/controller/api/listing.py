@@ -15,9 +15,10 @@ from vhpc_slurm.controller.api.checkpointing import shown
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.sofar import UsageSoFar
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import Checkpoint, LeaseRecord, NodeUsage, Viewer
+from vhpc_slurm.model import Checkpoint, CheckpointTotal, LeaseRecord, NodeUsage, Viewer
 from vhpc_slurm.model.usage import whole_of
 
 PAGE = 100
@@ -176,11 +177,12 @@ async def reports(
 
 async def checkpoints(
     executor: LeaseExecutor,
-    store: LeaseStore,
+    leases: LeaseLayer,
     request: checkpoint_messages.ListCheckpoints,
     viewer: Viewer | None = None,
 ) -> checkpoint_messages.CheckpointPage:
     """A page of checkpoints."""
+    store = leases.store
     limit = min(request.limit or PAGE, _limit(viewer))
 
     def read() -> list[tuple[int, Checkpoint]]:
@@ -188,7 +190,10 @@ async def checkpoints(
         return [(one.serial, shown(store, one)) for one in known]
 
     page, more = _fill(await executor.write(read), limit)
-    return checkpoint_messages.CheckpointPage(checkpoints=page, more=more)
+    totals: tuple[CheckpointTotal, ...] = ()
+    if more is None and not request.limit:
+        totals = await executor.write(leases.quota.totals, viewer)
+    return checkpoint_messages.CheckpointPage(checkpoints=page, more=more, totals=totals)
 
 
 def _limit(viewer: Viewer | None) -> int:

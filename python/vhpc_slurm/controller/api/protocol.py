@@ -314,10 +314,8 @@ Answer = (
     | Status
     | Trouble
     | Fenced
-    | checkpoint_messages.CheckpointAnswer
+    | checkpoint_messages.AboutCheckpoints
     | checkpoint_messages.CheckpointPage
-    | checkpoint_messages.OrderAnswer
-    | checkpoint_messages.CheckpointsKept
     | Failure
 )
 

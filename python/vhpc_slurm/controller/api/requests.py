@@ -101,7 +101,7 @@ class Requests:
 
     async def _route(self, request: wire.Request, uid: int, viewer: Viewer | None) -> wire.Answer:
         if isinstance(request, checkpoint_messages.ListCheckpoints):
-            return await listing.checkpoints(self._executor, self._leases.store, request, viewer)
+            return await listing.checkpoints(self._executor, self._leases, request, viewer)
         if isinstance(request, wire.OfUsers):
             return await self._list(request, viewer)
         if viewer is not None and not isinstance(request, checkpoint_messages.Changing):

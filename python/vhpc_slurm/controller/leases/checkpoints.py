@@ -14,6 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.controller.leases import checkpoint_rules, rules, savable
+from vhpc_slurm.controller.leases.checkpoint_quota import CheckpointQuota
+from vhpc_slurm.controller.leases.checkpoint_removal import CheckpointRemoval
 from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED, HOLDS
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("vhpcd")
 
 KEY_BYTES = 32
-KEPT = 2
-"""VALID checkpoints of a job."""
 FORGET_S = 7 * 86400.0
 """How long a checkpoint without files is listed."""
 LINE = 1000
@@ -80,21 +80,28 @@ class CheckpointLedger:
     def __init__(
         self,
         store: LeaseStore,
+        removal: CheckpointRemoval,
+        quota: CheckpointQuota,
         *,
         clock: Callable[[], float],
         steady: Callable[[], float],
         hold_s: float,
         gpu_gres: str = "gpu",
+        encrypt: bool = False,
     ) -> None:
         """``clock`` is the wall clock; ``steady`` never jumps.
 
         Nodes have ``hold_s`` seconds to stop their guests.  Jobs with the GRES ``gpu_gres`` are refused.
+        With ``encrypt`` nodes encrypt what they save.
         """
         self._store = store
+        self._removal = removal
+        self._quota = quota
         self._clock = clock
         self._steady = steady
         self._hold_s = hold_s
         self._gpu_gres = gpu_gres
+        self._encrypt = encrypt
         self._since: dict[int, float] = {}
         self._heard: dict[tuple[int, str], float] = {}
 
@@ -126,7 +133,7 @@ class CheckpointLedger:
         With ``stop`` or ``requeue`` the run of the job ends with it.
 
         Raises:
-            UserError: as ``owned``, or the job is being saved or ended already.
+            UserError: as ``owned``, the job is being saved or ended already, or its policy permits no more.
         """
         stop = stop or requeue
         lease = self.owned(job_id, uid)
@@ -149,6 +156,7 @@ class CheckpointLedger:
                 key=os.urandom(KEY_BYTES),
                 now=self._clock(),
             )
+            self._quota.reserve(made.serial, lease)
         self._since[made.serial] = self._steady()
         log.info(
             "checkpoint %d (%s) of %s begins%s",
@@ -163,42 +171,6 @@ class CheckpointLedger:
         """JOBID.NUMBER, where no earlier checkpoint of the job that is known has the number."""
         names = {one.name for one in self._store.checkpoints.page(0, job_id=job_id)}
         return next(name for number in count(1) if (name := f"{job_id}.{number}") not in names)
-
-    def remove(self, serial: int, uid: int | None) -> None:
-        """A checkpoint is REMOVED, or forgotten if it has failed; ``uid`` None: root may remove any.
-
-        Raises:
-            UserError: it is another user's, or in use.
-        """
-        one = self._store.checkpoints.get(serial)
-        if one is None or one.state is CheckpointState.REMOVED:
-            return
-        if uid not in (None, one.uid):
-            raise UserError(f"checkpoint {serial} belongs to another user", "", "see: vhpc checkpoint ls")
-        if why := self._in_use(one):
-            raise UserError(f"checkpoint {one.name} is in use", why)
-        with self._store.transaction():
-            self._discard(one)
-
-    def _discard(self, one: StoredCheckpoint) -> None:
-        """Remove a checkpoint, within a transaction of the caller's."""
-        if one.state is CheckpointState.VALID:
-            self._store.checkpoints.move(one.serial, CheckpointState.REMOVED, self._clock())
-        else:
-            self._store.checkpoints.delete(one.serial)
-
-    def _in_use(self, one: StoredCheckpoint) -> str:
-        """Why the files of a checkpoint are needed; empty if they are not."""
-        if one.state in UNFINISHED:
-            return f"job {one.job_id} is being saved"
-        if one.state is CheckpointState.VALID and one.stop and self._runs(one.generation):
-            return f"job {one.job_id} is being ended"
-        if one.resumed_by is not None and self._runs(one.resumed_by):
-            return f"job {one.resumed_by.job_id} continues it"
-        return ""
-
-    def _runs(self, generation: Generation) -> bool:
-        return self._store.state(generation) in rules.USABLE
 
     # --- for keepers --------------------------------------------------------------
 
@@ -231,7 +203,9 @@ class CheckpointLedger:
         done = KeeperState.HELD if one.state is CheckpointState.HOLDING else KeeperState.SAVED
         known = store.reported(serial, node)
         missing = len(lease.allocation.nodes) - store.count(serial, done) - (known is not done)
-        why = "" if report is None or said is not KeeperState.SAVED else _incomplete(lease, node, report)
+        why = ""
+        if report is not None and said is KeeperState.SAVED:
+            why = _incomplete(lease, node, report, encrypt=self._encrypt)
         reaction = checkpoint_rules.react(
             one.state,
             known,
@@ -248,17 +222,12 @@ class CheckpointLedger:
                 error = reaction.error and f"{node}: {reaction.error}"
                 store.move(serial, reaction.state, self._clock(), error)
             if reaction.state is CheckpointState.VALID:
-                self._remove_older(one)
+                self._quota.measure(serial)
+                self._removal.remove_surplus(one.job_id)
         if reaction.state is None:
             return Asked(said is KeeperState.PREPARED and self._prepared(one))
         log.info("checkpoint %d of %s: %s %s", serial, one.generation, reaction.state, reaction.error)
         return Asked(True, one if one.stop and reaction.state is CheckpointState.VALID else None)
-
-    def _remove_older(self, newest: StoredCheckpoint) -> None:
-        """Keep the last two of a job, and those in use."""
-        for one in self._store.checkpoints.valid(newest.job_id)[KEPT:]:
-            if not self._in_use(one):
-                self._discard(one)
 
     def order(self, generation: Generation, report: KeeperReport | None) -> KeeperOrder:
         """Return the order for the keeper that has sent this report."""
@@ -276,7 +245,9 @@ class CheckpointLedger:
         kind = checkpoint_rules.order(one.state, said, stop=one.stop, over=over, prepared=prepared)
         if kind in (OrderKind.WAIT, OrderKind.OVER):
             return KeeperOrder(kind)
-        return KeeperOrder(kind, one.serial, one.name, one.key if kind is OrderKind.SAVE else b"")
+        if kind is OrderKind.SAVE:
+            return KeeperOrder(kind, one.serial, one.name, one.key, encrypt=self._encrypt)
+        return KeeperOrder(kind, one.serial, one.name)
 
     def _prepared(self, one: StoredCheckpoint) -> bool:
         """Whether all nodes are prepared, so that the first one may stop its guests."""
@@ -384,12 +355,15 @@ class CheckpointLedger:
         return Resume(resume.serial, resume.name, resume.origin, nodes, one.key)
 
 
-def _incomplete(lease: Lease, node: str, report: KeeperReport) -> str:
-    """Why a report of SAVED does not have all guests of its node; empty if it does."""
+def _incomplete(lease: Lease, node: str, report: KeeperReport, *, encrypt: bool) -> str:
+    """Why a report of SAVED does not have all guests of its node, encrypted if wanted; empty if it does."""
     saved, count = report.saved, lease.request.guests_per_node
     first = lease.allocation.node_names.index(node) * count
     if saved is None or saved.node != node:
         return "the report does not say what was saved"
     if [guest.rank for guest in saved.guests] != list(range(first, first + count)):
         return f"the report does not have the guests {first} to {first + count - 1}"
+    seals = [seal for guest in saved.guests for seal in (guest.state, guest.disk) if seal is not None]
+    if encrypt and not all(seal.encrypted for seal in seals):
+        return "the node has not encrypted its guests (update its vhpc)"
     return ""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases.batches import LeaseBatches
+from vhpc_slurm.controller.leases.checkpoint_quota import CheckpointQuota
+from vhpc_slurm.controller.leases.checkpoint_removal import CheckpointRemoval
 from vhpc_slurm.controller.leases.checkpoints import CheckpointLedger
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.nodes import NodeReports
@@ -42,6 +44,8 @@ class LeaseLayer:
         settling: for the periodic task.
         queries: for lists.
         checkpoints: for keepers, and for users who save jobs.
+        quota: the room that the policy leaves for checkpoints.
+        removal: for users who delete checkpoints, and for the periodic task.
     """
 
     store: LeaseStore
@@ -54,6 +58,8 @@ class LeaseLayer:
     settling: Settling
     queries: LeaseQueries
     checkpoints: CheckpointLedger
+    quota: CheckpointQuota
+    removal: CheckpointRemoval
 
 
 def build(
@@ -73,6 +79,8 @@ def build(
         clock=clock,
         steady=steady,
     )
+    removal = CheckpointRemoval(store, clock=clock, max_age_days=config.checkpoint.max_age_days)
+    quota = CheckpointQuota(store, removal, config.policy)
     return LeaseLayer(
         store=store,
         lifecycle=lifecycle,
@@ -85,9 +93,14 @@ def build(
         queries=LeaseQueries(store, clock),
         checkpoints=CheckpointLedger(
             store,
+            removal,
+            quota,
             clock=clock,
             steady=steady,
             hold_s=HOLD_S + 2 * config.checkpoint.hold_timeout_s,
             gpu_gres=config.placement.gpu_gres,
+            encrypt=config.checkpoint.encrypt,
         ),
+        quota=quota,
+        removal=removal,
     )

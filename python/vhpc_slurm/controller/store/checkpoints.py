@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from vhpc_slurm.controller.store.checkpoint_sizes import SizeStore, SqlSizes
 from vhpc_slurm.controller.store.sql import Database, among
 from vhpc_slurm.controller.store.viewing import visible
 from vhpc_slurm.controller.wire_types import LeaseWire
@@ -72,6 +73,10 @@ class StoredCheckpoint(Record, frozen=True):
 class CheckpointStore(Protocol):
     """The port.  Changes happen inside the lease store's ``transaction`` only."""
 
+    @property
+    def sizes(self) -> SizeStore:
+        """Their sizes, in the same transactions."""
+
     def add(
         self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
     ) -> StoredCheckpoint:
@@ -83,14 +88,17 @@ class CheckpointStore(Protocol):
     def of(self, generation: Generation) -> StoredCheckpoint | None:
         """The newest checkpoint of a generation."""
 
-    def named(self, uid: int, name: str) -> tuple[StoredCheckpoint, ...]:
-        """All checkpoints that a user has under a name, newest first."""
+    def named(self, uid: int | None, name: str) -> tuple[StoredCheckpoint, ...]:
+        """All checkpoints that a user has under a name, newest first; None: those of all users."""
 
     def active(self) -> tuple[StoredCheckpoint, ...]:
         """Return those in HOLDING or SAVING, oldest first."""
 
     def valid(self, job_id: int) -> tuple[StoredCheckpoint, ...]:
         """The VALID ones of a job, newest first."""
+
+    def aged(self, before: float, uid: int | None = None) -> tuple[StoredCheckpoint, ...]:
+        """Return those that became VALID before a time, oldest first; ``uid`` None: of all users."""
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end and have not: their leases are READY."""
@@ -143,6 +151,12 @@ class SqlCheckpoints:
     def __init__(self, db: Database, damaged: Callable[[str], FabricError]) -> None:
         """``damaged`` makes the error of a row that cannot be read."""
         self._db, self._damaged = db, damaged
+        self._sizes = SqlSizes(db, self.saved)
+
+    @property
+    def sizes(self) -> SizeStore:
+        """Their sizes."""
+        return self._sizes
 
     def add(
         self, origin: Lease, name: str, *, stop: bool, requeue: bool, key: bytes, now: float
@@ -181,8 +195,10 @@ class SqlCheckpoints:
         """The newest of a generation."""
         return self._first("generation = ?", str(generation))
 
-    def named(self, uid: int, name: str) -> tuple[StoredCheckpoint, ...]:
+    def named(self, uid: int | None, name: str) -> tuple[StoredCheckpoint, ...]:
         """All of a user under a name."""
+        if uid is None:
+            return self._select("name = ? ORDER BY id DESC", name)
         return self._select("uid = ? AND name = ? ORDER BY id DESC", uid, name)
 
     def active(self) -> tuple[StoredCheckpoint, ...]:
@@ -192,6 +208,12 @@ class SqlCheckpoints:
     def valid(self, job_id: int) -> tuple[StoredCheckpoint, ...]:
         """The VALID ones of a job."""
         return self._select("job_id = ? AND state = 'valid' ORDER BY id DESC", job_id)
+
+    def aged(self, before: float, uid: int | None = None) -> tuple[StoredCheckpoint, ...]:
+        """Return those that became VALID before a time."""
+        return self._select(
+            "state = 'valid' AND updated < ? AND (? IS NULL OR uid = ?) ORDER BY id", before, uid, uid
+        )
 
     def stopping(self) -> tuple[StoredCheckpoint, ...]:
         """Return VALID ones whose jobs must end."""

@@ -30,6 +30,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "node_report": ("id",),
     "checkpoint": ("id",),
     "checkpoint_node": ("checkpoint", "node"),
+    "checkpoint_size": ("checkpoint",),
 }
 """All tables, those that others refer to first, and the columns of their primary keys."""
 

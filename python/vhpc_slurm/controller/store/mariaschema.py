@@ -157,13 +157,20 @@ _CHECKPOINTS = (
     FOREIGN KEY (checkpoint) REFERENCES checkpoint (id) ON DELETE CASCADE
 ) {_OPTIONS}""",
 )
+_CHECKPOINT_SIZES = (
+    f"""CREATE TABLE IF NOT EXISTS checkpoint_size (
+    checkpoint BIGINT PRIMARY KEY,
+    bytes BIGINT NOT NULL,
+    FOREIGN KEY (checkpoint) REFERENCES checkpoint (id) ON DELETE CASCADE
+) {_OPTIONS}""",
+)
 _ROWS = (
     "INSERT IGNORE INTO key_epoch (epoch, tag) VALUES (0, '')",
     "INSERT IGNORE INTO vhpc_writer (id, epoch, serial, holder, seen) VALUES (1, 0, 0, '', 0)",
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS)
+STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_SIZES)
 """The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 

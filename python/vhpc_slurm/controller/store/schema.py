@@ -175,7 +175,20 @@ CREATE TABLE checkpoint_node (
 ) STRICT, WITHOUT ROWID;
 """
 
-STEPS: tuple[str, ...] = (_LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS, _CHECKPOINTS)
+# Bytes of a checkpoint: expected while it is made, measured when it is valid. Those of an older vhpcd have no
+# row.
+_CHECKPOINT_SIZES = """
+CREATE TABLE checkpoint_size (
+    checkpoint INTEGER PRIMARY KEY REFERENCES checkpoint (id) ON DELETE CASCADE,
+    bytes INTEGER NOT NULL
+) STRICT;
+"""
+
+STEPS: tuple[str, ...] = (
+    _LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,
+    _CHECKPOINTS,
+    _CHECKPOINT_SIZES,
+)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

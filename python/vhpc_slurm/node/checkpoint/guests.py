@@ -177,10 +177,10 @@ class Guests:
                 hypervisor.save_memory(guest.domain, path, SAVE_S)
 
         names = Names(guest.rank)
-        key = SealKey(order.key, order.serial, names.state)
+        key = SealKey(order.key, order.serial, names.state, order.encrypt)
         state, disk = save.save_state(place, key, self._folder(guest) / fifo.NAME, snapshot), None
         if guest.disk:
-            key = SealKey(order.key, order.serial, names.disk)
+            key = SealKey(order.key, order.serial, names.disk, order.encrypt)
             disk = save.save_disk(place, key, Path(guest.disk))
         return SavedGuest(guest.rank, guest.hostname, guest.vcpus, guest.memory_mib, state, disk)
 

@@ -79,7 +79,7 @@ def restore_disk(root: Path, resume: Resume, saved: SavedGuest, disk: Path) -> N
     """
     if saved.disk is None:
         return
-    key = SealKey(resume.key, resume.serial, Names(saved.rank).disk)
+    key = SealKey(resume.key, resume.serial, Names(saved.rank).disk, saved.disk.encrypted)
     with folder.found(root, resume.serial) as place, SealedReader(place, key, saved.disk) as reader:
         try:
             fd = os.open(disk, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -158,7 +158,7 @@ def restore_state(
         UserError: the checkpoint is damaged or not there.
         NodeError: the folder of checkpoints cannot be used here; and what ``load`` raises.
     """
-    key = SealKey(resume.key, resume.serial, Names(saved.rank).state)
+    key = SealKey(resume.key, resume.serial, Names(saved.rank).state, saved.state.encrypted)
     with folder.found(root, resume.serial) as place, SealedReader(place, key, saved.state) as reader:
         try:
             fifos = Fifos(fifo)

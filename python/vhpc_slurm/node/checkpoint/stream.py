@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sealed files: written and read in chunks, while others are hashed, and without the page cache if possible.
+"""Sealed files: written and read in chunks, while others are sealed, and without the page cache if possible.
 
 A saved guest is as large as its memory: through the page cache it would displace the data of
 other jobs, and the hash of one chunk can be computed while the next one is on its way.
@@ -42,10 +42,11 @@ class SealedWriter:
         self._sealer = Sealer(key)
         self._fd = place.create(key.file)
         self._direct = _set_direct(self._fd, on=True)
-        self._hashing = ThreadPoolExecutor(1, "hash")
+        self._sealing = ThreadPoolExecutor(1, "hash")
+        self._encrypted = key.encrypted
         self._writing = ThreadPoolExecutor(1, "write")
         self._free = [mmap.mmap(-1, CHUNK) for _ in range(AHEAD)]
-        self._busy: list[tuple[mmap.mmap, Future[bytes], Future[None]]] = []
+        self._busy: list[tuple[mmap.mmap, Future[None], Future[None]]] = []
         self._buffer, self._filled, self._size = self._free.pop(), 0, 0
         self._first = b""
 
@@ -55,7 +56,7 @@ class SealedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hashing.shutdown()
+        self._sealing.shutdown()
         self._writing.shutdown()
         os.close(self._fd)
         if kind is not None:
@@ -109,19 +110,32 @@ class SealedWriter:
         if at == 0:
             self._first = buffer[:length]
         self._size, self._filled = at + length, 0
-        hashed = self._hashing.submit(self._sealer.add, memoryview(buffer)[:length])
-        written = self._writing.submit(self._write, buffer, length, at)
-        self._busy.append((buffer, hashed, written))
+        sealed = self._sealing.submit(self._seal, buffer, length)
+        written = self._writing.submit(self._write_sealed, sealed, buffer, length, at)
+        self._busy.append((buffer, sealed, written))
         while not self._free:
             self._collect()
         self._buffer = self._free.pop()
 
     def _collect(self) -> None:
         """Wait for the oldest buffer in flight."""
-        buffer, hashed, written = self._busy.pop(0)
-        hashed.result()
+        buffer, sealed, written = self._busy.pop(0)
+        sealed.result()
         written.result()
         self._free.append(buffer)
+
+    def _seal(self, buffer: mmap.mmap, length: int) -> None:
+        """Make the tag of a buffer, and encrypt it in place."""
+        with memoryview(buffer) as whole, whole[:length] as chunk:
+            written = self._sealer.add(chunk)
+            if self._encrypted:
+                chunk[:] = written
+
+    def _write_sealed(self, sealed: Future[None], buffer: mmap.mmap, length: int, at: int) -> None:
+        """Write a buffer; only when it is encrypted, if it is to be."""
+        if self._encrypted:
+            sealed.result()
+        self._write(buffer, length, at)
 
     def _write(self, buffer: mmap.mmap, length: int, at: int) -> None:
         if self._direct and length % ALIGNED:
@@ -142,9 +156,8 @@ class SealedWriter:
         if len(head) > len(self._first):
             raise ValueError(f"a head of {len(head)} bytes for a file of {self._size}")
         self._first = head + self._first[len(head) :]
-        self._buffer[: len(self._first)] = self._first
+        self._buffer[: len(self._first)] = bytes(self._sealer.replace_first(self._first))
         self._write(self._buffer, len(self._first), 0)
-        self._sealer.replace_first(self._first)
 
 
 class SealedReader:

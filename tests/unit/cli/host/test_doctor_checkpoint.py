@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from stepd import needs_root
 
 from vhpc_slurm.cli.host.checks import CheckResult, Level, checkpoint
 from vhpc_slurm.config import Config
@@ -82,3 +84,17 @@ def test_the_folder_of_a_node(
     (found,) = checkpoint.on_node(config, NodeResources("n1", memory_mib))
     assert found.level is level
     assert text in f"{found.what} {found.hint}"
+
+
+@needs_root
+def test_encryption_needs_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    config = Config(checkpoint=Checkpoint(folder=str(tmp_path), encrypt=True))
+
+    def found() -> CheckResult:
+        *_, last = checkpoint.on_node(config, NodeResources("n1", 1))
+        return last
+
+    assert found().level is Level.OK
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    assert (found().level, found().hint) == (Level.ERROR, "apt install python3-cryptography")

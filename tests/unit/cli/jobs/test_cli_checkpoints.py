@@ -14,7 +14,17 @@ from vhpc_slurm.cli import leases, options
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import checkpoint_client
-from vhpc_slurm.model import Checkpoint, CheckpointState, Generation, SavedGuest, SavedNode, Seal
+from vhpc_slurm.model import (
+    Checkpoint,
+    CheckpointState,
+    CheckpointTotal,
+    Generation,
+    InUse,
+    Removed,
+    SavedGuest,
+    SavedNode,
+    Seal,
+)
 
 MIB = 1 << 20
 HOLDING = Checkpoint(
@@ -47,6 +57,8 @@ class Vhpcd:
     def __init__(self, *states: Checkpoint, known: tuple[Checkpoint, ...] = ()) -> None:
         self.states, self.known = list(states), known
         self.asked: list[object] = []
+        self.removed = Removed()
+        self.totals: tuple[CheckpointTotal, ...] = ()
 
     def save(self, job_id: int, name: str | None, *, stop: bool, requeue: bool) -> Checkpoint:
         self.asked.append((job_id, name, "requeue" if requeue else "stop" if stop else ""))
@@ -59,8 +71,14 @@ class Vhpcd:
     def checkpoints(self, job_id: int | None = None) -> tuple[Checkpoint, ...]:
         return tuple(one for one in self.known if job_id in (None, one.generation.job_id))
 
-    def remove_checkpoint(self, serial: int) -> None:
-        self.asked.append(serial)
+    def checkpoints_and_totals(
+        self, job_id: int | None = None
+    ) -> tuple[tuple[Checkpoint, ...], tuple[CheckpointTotal, ...]]:
+        return self.checkpoints(job_id), self.totals
+
+    def remove_checkpoints(self, names: list[str], older_s: float | None) -> Removed:
+        self.asked.append((names, older_s))
+        return self.removed
 
 
 Serve = Callable[[Vhpcd], Vhpcd]
@@ -103,18 +121,21 @@ def test_a_job_can_be_put_back_into_the_queue(serve: Serve, capsys: pytest.Captu
 
 
 def test_a_checkpoint_that_was_given_up_is_an_error(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    serve(Vhpcd(HOLDING, replace(HOLDING, state=CheckpointState.FAILED, error="n1: step 0 runs")))
+    failed = replace(HOLDING, state=CheckpointState.FAILED, error="n1: step 0 runs", running=True)
+    serve(Vhpcd(HOLDING, failed, HOLDING, replace(failed, error="n1: weekended", running=False)))
     assert main(["checkpoint", "save", "1000"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines()[1:] == ["vhpc: job 1000 was not saved: n1: step 0 runs (the job continues)"]
+    assert main(["checkpoint", "save", "1000"]) == 1
+    assert "vhpc: job 1000 was not saved: n1: weekended" in capsys.readouterr().err.splitlines()
 
 
 def test_json_has_all_of_a_checkpoint(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     serve(Vhpcd(VALID))
     assert main(["checkpoint", "1000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["bytes"] == 150 * MIB
+    assert (found["bytes"], found["encrypted"]) == (150 * MIB, False)
     assert (found["state"], found["job"], found["nodes"], found["seconds"]) == (
         "valid",
         1000,
@@ -152,25 +173,85 @@ def test_a_list_has_notes(serve: Serve, capsys: pytest.CaptureFixture[str]) -> N
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == ["b"]
 
 
+def test_a_list_ends_with_totals_and_limits(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    vhpcd = serve(Vhpcd(known=(OTHER,)))
+    vhpcd.totals = (
+        CheckpointTotal("user", "alice", 150 * MIB, 4096 * MIB, "students"),
+        CheckpointTotal("account", "physics", 300 * MIB),
+    )
+    assert main(["checkpoint", "ls"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "Total of user alice: 150.0 MiB of 4.0 GiB (policy rule 'students')",
+        "Total of account physics: 300.0 MiB",
+    ]
+    assert main(["checkpoint", "ls", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["totals"] == [
+        {
+            "owner": "user",
+            "name": "alice",
+            "bytes": 157286400,
+            "limit_bytes": 4294967296,
+            "rule": "students",
+        },
+        {"owner": "account", "name": "physics", "bytes": 314572800, "limit_bytes": None, "rule": None},
+    ]
+
+
 def test_a_name_means_its_newest_valid_checkpoint(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    vhpcd = serve(Vhpcd(known=(VALID, AGAIN, LATER, OTHER)))
+    serve(Vhpcd(known=(VALID, AGAIN, LATER, OTHER)))
     assert main(["checkpoint", "show", "1000.2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["serial"] == 6
     assert main(["checkpoint", "show", "1000.2"]) == 0
     text = capsys.readouterr().out
     assert "2, each with 2 CPUs and 600 MiB" in text
     assert "job 1007" in text
-    assert main(["checkpoint", "rm", "b", "1000.2"]) == 0
-    assert vhpcd.asked == [5, 6]
 
 
-@pytest.mark.parametrize("verb", ["show", "rm"])
-def test_an_unknown_name_changes_nothing(serve: Serve, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    removed = replace(OTHER, name="gone", state=CheckpointState.REMOVED)
-    vhpcd = serve(Vhpcd(known=(OTHER, removed)))
-    names = ["b", "gone"] if verb == "rm" else ["gone"]
-    assert main(["checkpoint", verb, *names]) == 1
+def test_an_unknown_name_is_an_error(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    serve(Vhpcd(known=(OTHER, replace(OTHER, name="gone", state=CheckpointState.REMOVED))))
+    assert main(["checkpoint", "show", "gone"]) == 1
     assert capsys.readouterr().err == "vhpc: you have no checkpoint 'gone' (see: vhpc checkpoint ls)\n"
+
+
+def test_names_that_are_not_removed_are_told(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    vhpcd = serve(Vhpcd())
+    vhpcd.removed = Removed(("b",))
+    assert main(["checkpoint", "rm", "b"]) == 0
+    assert capsys.readouterr() == ("", "")
+    vhpcd.removed = Removed(("b",), ("gone",), (InUse("c", "job 7 continues it"),))
+    assert main(["checkpoint", "rm", "b", "gone", "c"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "vhpc: you have no checkpoint 'gone' (see: vhpc checkpoint ls)",
+        "vhpc: checkpoint c is in use: job 7 continues it",
+    ]
+    assert main(["checkpoint", "rm", "b", "gone", "c", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "removed": ["b"],
+        "missing": ["gone"],
+        "in_use": [{"name": "c", "reason": "job 7 continues it"}],
+    }
+    assert vhpcd.asked[-1] == (["b", "gone", "c"], None)
+
+
+@pytest.mark.parametrize(("age", "seconds"), [("12h", 43200.0), ("7d", 604800.0)])
+def test_old_ones_are_removed(
+    serve: Serve, age: str, seconds: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vhpcd = serve(Vhpcd())
+    vhpcd.removed = Removed(("a", "b"))
+    assert main(["checkpoint", "rm", "--older-than", age]) == 0
+    assert vhpcd.asked == [([], seconds)]
+    assert capsys.readouterr().out == "a\nb\n"
+
+
+@pytest.mark.parametrize("words", [["--older-than", "7"], ["--older-than", "-1d"], ["--older-than", ""], []])
+def test_names_or_an_age_are_expected(
+    serve: Serve, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    vhpcd = serve(Vhpcd())
+    assert main(["checkpoint", "rm", *words]) == 1
+    assert "expected" in capsys.readouterr().err
+    assert main(["checkpoint", "rm", "a", "--older-than", "7d"]) == 1
     assert vhpcd.asked == []
 
 

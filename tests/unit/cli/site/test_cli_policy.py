@@ -128,6 +128,8 @@ name = "gpu"
 partitions = ["gpu"]
 max_disk_mib = 1024
 max_guests_per_node = 2
+max_checkpoint_user_mib = 40960
+max_checkpoint_account_mib = 0
 batch = ["guest"]
 
 [[policy]]
@@ -154,13 +156,15 @@ def limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_explain_shows_limits_and_whose_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     gpu, *_ = explained(capsys, "--partition", "gpu", "--qos", "q")
     assert (gpu["max_disk_mib"], gpu["max_guests_per_node"], gpu["batch"]) == (1024, 2, ["guest"])
+    assert (gpu["max_checkpoint_user_mib"], gpu["max_checkpoint_account_mib"]) == (40960, 0)
     assert gpu["defaults"] == {
         "network": [{"value": "job", "rule": "physics", "certain": False}],
         "disk_mib": [{"value": 512, "rule": "all", "certain": True}],
     }
     assert main(["policy", "explain", "--user", "alice", "--partition", "gpu", "--account", "physics"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "batch=guest, guests-per-node<=2, disk<=1024M network=job (policy rule 'physics')" in text
+    assert "batch=guest, guests-per-node<=2, disk<=1024M, checkpoints of user<=40960M, " in text
+    assert "checkpoints of account<=0M network=job (policy rule 'physics')" in text
     assert "disk=512M (policy rule 'all')" in text
 
 

@@ -54,7 +54,7 @@ OF_ANYBODY: list[wire.Request] = [
     wire.AsUser(uid=2001, request=wire.ListLeases()),
     checkpoint_messages.SaveJob(job_id=1),
     checkpoint_messages.ListCheckpoints(),
-    checkpoint_messages.RemoveCheckpoint(serial=1),
+    checkpoint_messages.RemoveCheckpoints(names=("a",)),
     checkpoint_messages.KnownCheckpoints(serials=()),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,21 @@ from checkpoint_rig import nodes, saved
 from checkpoint_vhpcd import ALICE, BOB, K, Vhpcd, opening, run
 from controller_lab import request
 
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.api import checkpoint_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import (
     CONTINUED,
     CheckpointState,
+    CheckpointTotal,
     KeeperReport,
     OrderKind,
+    Removed,
 )
 from vhpc_slurm.slurm.port import (
     REASON_PROLOG,
+    JobStatus,
 )
 
 
@@ -103,11 +108,11 @@ def test_users_save_list_and_remove_what_is_theirs(tmp_path: Any) -> None:
         assert (await vhpcd.ask(messages.ListCheckpoints(), BOB)).checkpoints == ()
         assert (await vhpcd.ask(messages.ListCheckpoints(job_id=8))).checkpoints == ()
         assert (await vhpcd.ask(messages.ListCheckpoints(after=serial - 1, limit=1))).checkpoints == (one,)
-        body = messages.RemoveCheckpoint(serial=serial)
-        assert "belongs to another user" in refusal(await vhpcd.ask(body, BOB))
+        body = messages.RemoveCheckpoints(names=("a",))
+        assert (await vhpcd.ask(body, BOB)).done == Removed(missing=("a",))
         known = messages.KnownCheckpoints(serials=(serial, serial + 1))
         assert (await vhpcd.ask(known)).serials == (serial,)
-        assert isinstance(await vhpcd.ask(body, ALICE), wire.Done)
+        assert (await vhpcd.ask(body, ALICE)).done == Removed(("a",))
         assert (await vhpcd.ask(known)).serials == ()
 
     run(tmp_path, test)
@@ -124,8 +129,9 @@ def test_users_send_no_requests_of_nodes(tmp_path: Any) -> None:
             assert "only root and SlurmUser" in refusal(await vhpcd.ask(body, ALICE))
         answer = await vhpcd.users.answer(messages.SaveJob(job_id=7), ALICE)
         assert isinstance(answer, messages.CheckpointAnswer)
-        other = await vhpcd.users.answer(messages.RemoveCheckpoint(serial=1), BOB)
-        assert "belongs to another user" in refusal(other)
+        other = await vhpcd.users.answer(messages.RemoveCheckpoints(names=("7.1",)), BOB)
+        assert isinstance(other, messages.CheckpointsRemoved)
+        assert other.done == Removed(missing=("7.1",))
         body = messages.AskOrder(generation=str(generation), node="n3")
         assert "has no part on node n3" in refusal(await vhpcd.ask(body), "fabric")
 
@@ -190,6 +196,46 @@ def test_a_node_gets_the_key_of_the_checkpoint_with_the_lease(tmp_path: Any) -> 
         assert (await vhpcd.ask(opening(job, allocation))).lease.generation == answer.lease.generation
 
     run(tmp_path, test)
+
+
+def test_an_old_checkpoint_of_a_job_in_the_queue_stays(tmp_path: Any) -> None:
+    now = time.time()
+
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        serial = await vhpcd.save(generation, "a")
+        await vhpcd.ask(wire.Ending(job_id=7, restart=None))
+        tend = vhpcd.parts.reconciler._checkpoints
+        assert tend is not None
+
+        async def states() -> list[CheckpointState]:
+            await tend()
+            return [one.state for one in (await vhpcd.ask(messages.ListCheckpoints(), ALICE)).checkpoints]
+
+        with vhpcd.store.transaction():
+            vhpcd.store.checkpoints.move(serial, CheckpointState.VALID, now - 86500)
+        vhpcd.ctld.listed = (JobStatus(7, 1, "PENDING", "BeginTime", None),)
+        assert await states() == [CheckpointState.VALID]
+        body = messages.RemoveCheckpoints(older_s=86400.0)
+        assert (await vhpcd.ask(body, ALICE)).done == Removed()
+        vhpcd.ctld.listed = ()
+        assert await states() == [CheckpointState.VALID], "Slurm has the job, although it did not list it"
+        vhpcd.ctld.known = False
+        assert await states() == [CheckpointState.REMOVED]
+
+    run(tmp_path, test, checkpoint=Checkpoint(max_age_days=1))
+
+
+def test_the_last_page_of_a_list_has_the_totals(tmp_path: Any) -> None:
+    async def test(vhpcd: Vhpcd) -> None:
+        generation = await vhpcd.open(request(7))
+        serial = await vhpcd.save(generation, "a")
+        page = await vhpcd.ask(messages.ListCheckpoints(), ALICE)
+        assert page.totals == (CheckpointTotal("user", "alice", 8192, 20480 << 20, "all"),)
+        assert (await vhpcd.ask(messages.ListCheckpoints(after=serial - 1, limit=1), ALICE)).totals == ()
+        assert (await vhpcd.ask(messages.ListCheckpoints(), BOB)).totals == ()
+
+    run(tmp_path, test, policy=(Rule(name="all", max_checkpoint_user_mib=20480),))
 
 
 def test_the_policy_decides_again_when_a_job_continues(tmp_path: Any) -> None:

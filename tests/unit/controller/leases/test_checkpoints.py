@@ -21,6 +21,7 @@ from vhpc_slurm.model import (
     CheckpointState,
     Generation,
     HetPlace,
+    InUse,
     KeeperReport,
     KeeperState,
     Lease,
@@ -110,8 +111,7 @@ def test_a_job_that_is_to_end_is_ended_and_never_continues(site: Site, job: Leas
         assert site.say(job.generation, "n1", state, made.serial) is Do.END
     with pytest.raises(UserError, match="is being ended"):
         site.ledger.begin(7, "", stop=False, uid=2001)
-    with pytest.raises(UserError, match="is in use: job 7 is being ended"):
-        site.ledger.remove(made.serial, 2001)
+    assert site.layer.removal.remove([made.name], 2001).in_use == (InUse("7.1", "job 7 is being ended"),)
     site.end(job)
     assert site.ledger.to_end() == ()
     assert site.say(job.generation, "n1", None) is Do.OVER
@@ -233,22 +233,6 @@ def test_the_last_two_of_a_job_are_kept(site: Site, job: Lease) -> None:
     assert site.save(job).serial == made[3].serial + 1
 
 
-def test_a_checkpoint_is_removed_by_its_owner_or_root(site: Site, job: Lease) -> None:
-    first, second = site.save(job, "a"), site.save(job, "b")
-    with pytest.raises(UserError, match="belongs to another user"):
-        site.ledger.remove(first.serial, 2002)
-    site.ledger.remove(first.serial, 2001)
-    site.ledger.remove(first.serial, 2001)
-    site.ledger.remove(second.serial, None)
-    assert [site.state(one.serial) for one in (first, second)] == [S.REMOVED, S.REMOVED]
-    third = site.ledger.begin(7, "c", stop=False, uid=2001)
-    with pytest.raises(UserError, match="checkpoint c is in use: job 7 is being saved"):
-        site.ledger.remove(third.serial, 2001)
-    site.say(job.generation, "n1", K.FAILED, third.serial)
-    site.ledger.remove(third.serial, 2001)
-    assert site.store.checkpoints.get(third.serial) is None
-
-
 def test_a_request_that_is_repeated_begins_no_other(site: Site, job: Lease) -> None:
     first = site.ledger.begin(7, "a", stop=False, uid=2001)
     assert site.ledger.begin(7, "a", stop=False, uid=2001) == first
@@ -338,3 +322,21 @@ def test_jobs_that_are_to_be_saved_are_found(site: Site) -> None:
     assert site.ledger.timed() == ()  # it is being ended
     for one in (plain, none, lease):
         site.end(one)
+
+
+def test_a_site_that_encrypts_takes_nothing_else(tmp_path: Path) -> None:
+    site = Site(open_at(place("sqlite", tmp_path)), Config(checkpoint=Checkpoint(encrypt=True)))
+    job = site.open(request(7), nodes())
+    made = site.ledger.begin(7, "", stop=False, uid=None)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    order = site.ledger.order(job.generation, KeeperReport(made.serial, K.HELD))
+    assert (order.kind, order.encrypt) == (Do.SAVE, True)
+    site.say(job.generation, "n1", K.SAVED, made.serial)
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.state, found.error) == (
+        S.FAILED,
+        "n1: the node has not encrypted its guests (update its vhpc)",
+    )
+    site.store.close()

@@ -18,7 +18,7 @@ from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.model import CheckpointState, HetPlace, KeeperState, Lease, LeaseState
+from vhpc_slurm.model import CheckpointState, HetPlace, InUse, KeeperState, Lease, LeaseState, Removed
 from vhpc_slurm.options import BatchPlace
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_is_not_valid_is_refused(site: Site) -> None:
     site.end(lease)
     assert refusal(site, "a", 10) == "", "the newest that is valid"
     site.layer.lifecycle.end_job(10, None)
-    site.ledger.remove(done.serial, 2001)
+    site.layer.removal.remove([done.name], 2001)
     assert site.state(done.serial) is CheckpointState.REMOVED
     assert "checkpoint a has failed: the job has ended" in refusal(site, "a", 11)
 
@@ -157,8 +157,8 @@ def test_only_one_job_continues_a_checkpoint(site: Site, origin: Lease) -> None:
     lease = site.resume(8, "a", nodes())
     assert "job 8 continues checkpoint a already" in refusal(site, "a", 9, "n3", "n4")
     serial = lease.resume.serial if lease.resume else 0
-    with pytest.raises(UserError, match="checkpoint a is in use: job 8 continues it"):
-        site.ledger.remove(serial, 2001)
+    done = site.layer.removal.remove(["a"], 2001)
+    assert done == Removed(in_use=(InUse("a", "job 8 continues it"),))
     site.end(lease)
     other = site.resume(10, "a", nodes("n3", "n4"))
     found = site.store.checkpoints.get(serial)
@@ -171,8 +171,7 @@ def test_a_requeued_job_continues_it_again(site: Site, origin: Lease) -> None:
     second = site.resume(8, "a", nodes("n3", "n4"), restart=1)
     assert (second.state, second.generation.restart) == (LeaseState.READY, 1)
     assert site.store.state(first.generation) is not LeaseState.READY
-    with pytest.raises(UserError, match="job 8 continues it"):
-        site.ledger.remove(second.resume.serial if second.resume else 0, None)
+    assert site.layer.removal.remove(["a"], None).in_use == (InUse("a", "job 8 continues it"),)
 
 
 def test_a_refused_job_does_not_keep_others_from_it(site: Site, origin: Lease) -> None:
@@ -231,7 +230,7 @@ def test_only_an_earlier_run_that_was_requeued_is_continued(site: Site) -> None:
     assert isinstance(other, UserError)
     assert "needs 2 CPUs on n1" in other.line()
     site.end(lease)
-    site.ledger.remove(made.serial, 2001)
+    site.layer.removal.remove([made.name], 2001)
     assert opening.own(request(7, 1), nodes()) is None, "the checkpoint was removed"
 
 

@@ -81,6 +81,7 @@ def filled(store: SqlStore, jobs: int = 3) -> None:
             kept = SavedNode("n1", 10000003, "emulated", 1 / 3, guests)
             store.checkpoints.report(saved.serial, "n1", KeeperState.SAVED, kept)
             store.checkpoints.report(saved.serial, "N1", KeeperState.HELD, None)
+            store.checkpoints.sizes.put(saved.serial, 2**40 + job)
             store.keys.add(an_assignment(job, pkey=0x1000 + job, left_s=1 / 3))
             store.segments.add(5000 + job, generation, Generation(job + 1000, 0, "0" * 8))
         store.keys.update([an_assignment(1, pkey=0x1001, state=KeyState.QUARANTINE, left_s=1e-300, note="ü")])
@@ -104,6 +105,7 @@ def answers(store: SqlStore) -> list[Any]:
         [(store.ssh_keys.get(one), store.tunnel_keys.get(one)) for one in generations],
         store.counts(),
         store.checkpoints.page(0),
+        store.checkpoints.sizes.all(),
         [(one.key, store.checkpoints.saved(one.serial)) for one in store.checkpoints.page(0)],
         [store.checkpoints.reports(one.serial) for one in store.checkpoints.page(0)],
     ]

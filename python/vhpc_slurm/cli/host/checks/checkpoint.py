@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
@@ -76,3 +77,13 @@ def on_node(config: Config, own: NodeResources) -> Iterator[CheckResult]:
         )
     else:
         yield ok(name, f"{root} belongs to root and has {free_mib} MiB free")
+    if config.checkpoint.encrypt:
+        yield _encryption()
+
+
+def _encryption() -> CheckResult:
+    try:
+        import_module("cryptography.hazmat.primitives.ciphers.aead")
+    except ImportError as err:
+        return error("checkpoint.encrypt", f"jobs cannot be saved: {err}", "apt install python3-cryptography")
+    return ok("checkpoint.encrypt", "checkpoints are encrypted")
