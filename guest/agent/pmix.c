@@ -89,6 +89,13 @@ static const char *other_namespace(const struct session *s)
     return execspec_getenv(s->now.envc > 0 ? &s->now : &s->spec, NAMESPACE);
 }
 
+/* A request that begins now could wait for a task that is about to be detached. */
+static bool is_quiet(const struct pmixrelay *r)
+{
+    const struct pmix_connection *c = r->owner;
+    return c->session->parked || hold_is_quiet(c->session->agent);
+}
+
 static void changed(struct pmixrelay *r)
 {
     const struct pmix_connection *c = r->owner;
@@ -114,7 +121,7 @@ static void open_connection(struct session *s, int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     c->session = s;
     c->relay = (struct pmixrelay){
-        .loop = &a->loop, .parked = &s->parked, .changed = changed, .failed = failed, .owner = c};
+        .loop = &a->loop, .is_quiet = is_quiet, .changed = changed, .failed = failed, .owner = c};
     fd = pmixrelay_start(&c->relay, fd, own_namespace(s), other_namespace(s));
     if (fd < 0) {
         free(c);
@@ -192,12 +199,13 @@ void pmix_sweep(struct agent *a)
 
 /* --- the listening socket ------------------------------------------------------- */
 
-/* Connections wait while the program has not started, or has too many calls. */
+/* Connections wait while the program has not started or has too many calls, and during a hold. */
 static short listener_want(struct source *source)
 {
     const struct session *s = source->owner;
     bool running = s->started && s->task.exchange.flow.phase == FLOW_RUNNING;
-    return running && calls_alive(s) < VHPC_CALLS_MAX ? POLLIN : 0;
+    bool quiet = s->parked || hold_is_quiet(s->agent);
+    return running && !quiet && calls_alive(s) < VHPC_CALLS_MAX ? POLLIN : 0;
 }
 
 static void listener_ready(struct source *source, short revents)

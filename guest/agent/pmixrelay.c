@@ -278,7 +278,7 @@ static void write_end(struct source *s, struct buf *from)
 static short program_want(struct source *s)
 {
     const struct pmixrelay *r = s->owner;
-    bool reads = r->phase == PMIXRELAY_PASSING && !*r->parked && !r->program_ended &&
+    bool reads = r->phase == PMIXRELAY_PASSING && !r->is_quiet(r) && !r->program_ended &&
                  r->to_server.len < QUEUE_MAX;
     return (short)((reads ? POLLIN : 0) | (r->to_program.len > 0 ? POLLOUT : 0));
 }

@@ -14,9 +14,9 @@
 struct pmixrelay {
     /* Set by the caller: */
     struct loop *loop;
-    const bool *parked;                  /* true: the program is not read */
-    void (*changed)(struct pmixrelay *); /* it has left, or is told */
-    void (*failed)(struct pmixrelay *);  /* its new server does not accept it */
+    bool (*is_quiet)(const struct pmixrelay *); /* true: the program is not read */
+    void (*changed)(struct pmixrelay *);        /* it has left, or is told */
+    void (*failed)(struct pmixrelay *);         /* its new server does not accept it */
     void *owner;
 
     /* Internal: */

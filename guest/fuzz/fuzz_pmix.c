@@ -25,6 +25,11 @@ struct rig {
     int program, server;
 };
 
+static bool is_parked(const struct pmixrelay *r)
+{
+    return ((const struct rig *)r->owner)->parked;
+}
+
 static void ignore(struct pmixrelay *r)
 {
     (void)r;
@@ -69,7 +74,7 @@ static void relay(const uint8_t *data, size_t size, size_t said, size_t piece)
     int ends[2];
     memset(&r, 0, sizeof r);
     r.relay = (struct pmixrelay){
-        .loop = &r.loop, .parked = &r.parked, .changed = ignore, .failed = ignore};
+        .owner = &r, .loop = &r.loop, .is_quiet = is_parked, .changed = ignore, .failed = ignore};
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) < 0)
         abort();
     r.program = ends[1];

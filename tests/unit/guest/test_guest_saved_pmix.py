@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_processes import WAIT_S
+from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from steps_rig import Job
 
 from pace import until
 
 pytest_plugins = ["guest_rig", "steps_rig"]
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
+pytestmark = CONTROL_OPERATIONS
 
 SRUN = Path(__file__).with_name("pmix_srun.py")
 # A task as Open MPI is: it keeps its connection, and each request waits for its answer.
@@ -161,6 +160,23 @@ def test_a_request_that_was_not_read_reaches_the_next_server(job: PmixJob) -> No
     for _ in range(3):
         run = job.next_run(run)
     (job.folder / "go").touch()
+    assert run.wait(WAIT_S) == 0, job.out("err")
+    assert job.errors() == ""
+    assert [line for line in job.both() if "done" in line] == ["0 done", "1 done"]
+
+
+def test_a_fence_does_not_begin_while_tasks_are_detached(job: PmixJob) -> None:
+    """One task would wait in it for another, which is detached and waits for the end of the step."""
+    run = job.mpi(*BEGIN, 'wait("go" if rank == 0 else "later")', "fence()", 'say("done")', "finalize()")
+    both_say(job, "up")
+    job.prepare()
+    (job.folder / "go").touch()
+    time.sleep(0.5)
+    job.hold_prepared()
+    job.restore()
+    run.wait(WAIT_S)
+    run = job.attach()
+    (job.folder / "later").touch()
     assert run.wait(WAIT_S) == 0, job.out("err")
     assert job.errors() == ""
     assert [line for line in job.both() if "done" in line] == ["0 done", "1 done"]
