@@ -77,6 +77,7 @@ struct session {
     bool frozen;       /* by a SIGTSTP, until SIGCONT */
     bool halted;       /* by a SIGSTOP, until any other frame of the client */
     bool parked;       /* by a hold, until its end or until it is attached */
+    bool telling;      /* ... until its new PMIx server knows it */
     bool held;         /* the cgroup is frozen */
     bool waiting;      /* its EXEC is complete, and starts at the end of a hold */
     bool counted;      /* what it used is in the agent's table */
@@ -88,9 +89,10 @@ struct session {
     int x11_error;          /* errno: why the display that the EXEC names is not served */
 };
 
-struct link;       /* link.h */
-struct x11_server; /* x11.c */
-struct fabric;     /* fabric.h */
+struct link;            /* link.h */
+struct pmix_connection; /* pmix.c */
+struct x11_server;      /* x11.c */
+struct fabric;          /* fabric.h */
 struct ib_want;
 struct reach;  /* reach.h */
 struct caller; /* hostcall.c: a command client in this guest */
@@ -129,6 +131,7 @@ struct agent {
     char *start_dir;             /* of programs that enter the guest; NULL = that of the EXEC */
     struct reach *reach;         /* a reach request that is waiting; NULL = none */
     struct link *links;
+    struct pmix_connection *pmix;
     struct x11_server *displays;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "again.h"
+#include "pmix.h"
 #include "resumed.h"
 #include "tlv.h"
 
@@ -58,6 +59,7 @@ static int take_over(struct session *s, struct session *there)
     /* During a hold it is only there to be detached again. */
     there->frozen = there->halted = false;
     (void)session_park(there, a->hold.phase >= HOLD_STEPS);
+    pmix_renew(there);
     return rc < 0 ? rc : again_issue_all(a);
 }
 

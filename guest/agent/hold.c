@@ -13,6 +13,7 @@
 #include "again.h"
 #include "locks.h"
 #include "mounts.h"
+#include "pmix.h"
 #include "readtext.h"
 #include "reply.h"
 #include "steps.h"
@@ -135,8 +136,10 @@ bool hold_finds_lock(const char *locks, const char *mounts, char *text, size_t s
 static void thaw(struct agent *a, bool all)
 {
     for (struct session *s = a->sessions; s != NULL; s = s->next) {
-        if (s->parked && (all || !s->task.detached))
+        if (s->parked && (all || !s->task.detached)) {
             (void)session_park(s, false);
+            pmix_renew(s);
+        }
     }
     (void)cgroup_freeze_login(a, false);
 }

@@ -91,6 +91,14 @@ int link_frame(struct session *s, const struct frame *f)
     return 0;
 }
 
+uint32_t links_count(const struct session *s, const struct link_kind *kind)
+{
+    uint32_t count = 0;
+    for (const struct link *l = s->agent->links; l != NULL; l = l->next)
+        count += l->session == s && l->kind == kind ? 1 : 0;
+    return count;
+}
+
 void links_close(const struct session *s)
 {
     for (struct link *l = s->agent->links; l != NULL; l = l->next)

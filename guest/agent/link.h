@@ -30,6 +30,8 @@ struct link {
 void link_open(struct session *s, int fd, const struct link_kind *kind);
 /* A frame of the host for a call of the session. 1 if the call is not one of these, 0 or -errno. */
 int link_frame(struct session *s, const struct frame *f);
+/* How many of this kind the session has. */
+uint32_t links_count(const struct session *s, const struct link_kind *kind);
 /* Close all links of the session. */
 void links_close(const struct session *s);
 /* Free closed links; between two turns of the loop. */

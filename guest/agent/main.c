@@ -24,6 +24,7 @@
 #include "reach.h"
 #include "link.h"
 #include "locks.h"
+#include "pmix.h"
 #include "rootfiles.h"
 #include "version.h"
 
@@ -118,6 +119,7 @@ static int turn(struct agent *a, bool *work)
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
     callers_sweep(a);
     links_sweep(a);
+    pmix_sweep(a);
     *work = sessions_tick(a, now_ms());
     rc = rc < 0 ? rc : fabric_tick(a, now_ms(), work);
     rc = rc < 0 ? rc : hold_tick(a, now_ms(), work);

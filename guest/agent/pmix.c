@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +12,11 @@
 #include <unistd.h>
 
 #include "link.h"
+#include "pmixrelay.h"
 #include "pmixwatch.h"
 
 #define URI "PMIX_SERVER_URI"
+#define NAMESPACE "PMIX_NAMESPACE"
 
 /*
  * Open MPI sends its messages to the server, and Slurm's prints none of them. This one says that
@@ -67,14 +70,142 @@ static void end_program(struct session *s, const struct frame *f)
 static const struct link_kind kind = {
     .call = (char[]){VHPC_CALL_PMIX}, .pass = pass, .failed = end_program};
 
+/* --- connections ---------------------------------------------------------------- */
+
+struct pmix_connection {
+    struct pmix_connection *next;
+    struct session *session; /* NULL: it is over */
+    struct pmixrelay relay;
+};
+
+/* The namespace for the program, and for the server of the present step. */
+static const char *own_namespace(const struct session *s)
+{
+    return execspec_getenv(&s->spec, NAMESPACE);
+}
+
+static const char *other_namespace(const struct session *s)
+{
+    return execspec_getenv(s->now.envc > 0 ? &s->now : &s->spec, NAMESPACE);
+}
+
+/* A request that begins now could wait for a task that is about to be detached. */
+static bool is_quiet(const struct pmixrelay *r)
+{
+    const struct pmix_connection *c = r->owner;
+    return c->session->parked || hold_is_quiet(c->session->agent);
+}
+
+static void changed(struct pmixrelay *r)
+{
+    const struct pmix_connection *c = r->owner;
+    pmix_renew(c->session);
+}
+
+static void failed(struct pmixrelay *r)
+{
+    struct pmix_connection *c = r->owner;
+    pmi_refuse(c->session, ECANCELED, "cannot continue: its new PMIx server does not accept it");
+    pmix_renew(c->session);
+}
+
+static void open_connection(struct session *s, int fd)
+{
+    struct agent *a = s->agent;
+    struct pmix_connection *c = calloc(1, sizeof *c);
+    int on = 1;
+    if (c == NULL) {
+        (void)close(fd);
+        return;
+    }
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    c->session = s;
+    c->relay = (struct pmixrelay){
+        .loop = &a->loop, .is_quiet = is_quiet, .changed = changed, .failed = failed, .owner = c};
+    fd = pmixrelay_start(&c->relay, fd, own_namespace(s), other_namespace(s));
+    if (fd < 0) {
+        free(c);
+        return;
+    }
+    c->next = a->pmix;
+    a->pmix = c;
+    link_open(s, fd, &kind);
+}
+
+const char *pmix_obstacle(const struct session *s)
+{
+    const char *why = NULL;
+    for (struct pmix_connection *c = s->agent->pmix; c != NULL && why == NULL; c = c->next)
+        if (c->session == s)
+            why = pmixrelay_obstacle(&c->relay);
+    return why;
+}
+
+bool pmix_leave(struct session *s)
+{
+    bool gone = true;
+    for (struct pmix_connection *c = s->agent->pmix; c != NULL; c = c->next)
+        if (c->session == s)
+            gone = pmixrelay_leave(&c->relay) && gone;
+    return gone && links_count(s, &kind) == 0;
+}
+
+static void renew(struct pmix_connection *c)
+{
+    int fd = pmixrelay_renew(&c->relay, other_namespace(c->session));
+    if (fd >= 0)
+        link_open(c->session, fd, &kind);
+    else
+        pmi_refuse(c->session, ECANCELED, "needs more memory than the guest has");
+}
+
+void pmix_renew(struct session *s)
+{
+    bool telling = false;
+    if (s->parked || s->task.detached || s->task.reaped)
+        return;
+    for (struct pmix_connection *c = s->agent->pmix; c != NULL; c = c->next) {
+        if (c->session != s)
+            continue;
+        if (c->relay.phase == PMIXRELAY_LEFT)
+            renew(c);
+        telling = telling || c->relay.phase == PMIXRELAY_TELLING;
+    }
+    s->telling = telling;
+    (void)session_freeze(s);
+}
+
+static void end_connections(const struct session *s)
+{
+    for (struct pmix_connection *c = s->agent->pmix; c != NULL; c = c->next)
+        if (c->session == s) {
+            pmixrelay_close(&c->relay);
+            c->session = NULL;
+        }
+}
+
+void pmix_sweep(struct agent *a)
+{
+    for (struct pmix_connection **p = &a->pmix; *p != NULL;) {
+        struct pmix_connection *c = *p;
+        if (c->relay.phase != PMIXRELAY_OVER) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        free(c);
+    }
+}
+
 /* --- the listening socket ------------------------------------------------------- */
 
-/* Connections wait while the program has not started, or has too many calls. */
+/* Connections wait while the program has not started or has too many calls, and during a hold. */
 static short listener_want(struct source *source)
 {
     const struct session *s = source->owner;
     bool running = s->started && s->task.exchange.flow.phase == FLOW_RUNNING;
-    return running && calls_alive(s) < VHPC_CALLS_MAX ? POLLIN : 0;
+    bool quiet = s->parked || hold_is_quiet(s->agent);
+    return running && !quiet && calls_alive(s) < VHPC_CALLS_MAX ? POLLIN : 0;
 }
 
 static void listener_ready(struct source *source, short revents)
@@ -85,7 +216,7 @@ static void listener_ready(struct source *source, short revents)
     if (fd < 0)
         return;
     if (s->spec.pmi_refusal == NULL && s->last_call < UINT32_MAX) {
-        link_open(s, fd, &kind);
+        open_connection(s, fd);
         return;
     }
     pmi_used(s);
@@ -171,6 +302,7 @@ int pmix_listen(struct session *s)
 
 void pmix_close(struct session *s)
 {
+    end_connections(s);
     if (s->pmi.listener.fd >= 0) {
         loop_remove(&s->agent->loop, &s->pmi.listener);
         (void)close(s->pmi.listener.fd);

@@ -30,7 +30,7 @@ static bool has_default_action(pid_t pid, int number)
 
 bool session_freeze(struct session *s)
 {
-    bool want = s->frozen || s->halted || s->parked;
+    bool want = s->frozen || s->halted || s->parked || s->telling;
     if (want == s->held)
         return true;
     if (!s->cgroup_made || cgroup_freeze(s->agent, s->number, want) < 0)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 
 #include "again.h"
+#include "pmix.h"
+#include "x11.h"
 #include "tlv.h"
 
 static const char *clause(const struct session *s)
@@ -14,12 +16,13 @@ static const char *clause(const struct session *s)
     if (s->spec.tty)
         return "has a terminal";
     const char *pmi = pmirecord_obstacle(&s->pmi.record);
+    pmi = pmi != NULL ? pmi : pmix_obstacle(s);
     if (pmi != NULL)
         return pmi;
     for (size_t i = 0; i < VHPC_FDS_MAX; i++)
         if (i != s->pmi.number && x->outlet[i].open && !x->outlet[i].eof)
             return "reads an input that has not ended";
-    return s->links > 0 ? "has a connection to the node's X11 or PMIx server" : NULL;
+    return x11_is_used(s) ? "has a connection to the node's X11 server" : NULL;
 }
 
 bool step_obstacle(const struct session *s, char *why, size_t size)
@@ -60,7 +63,7 @@ static void put_away(struct session *s, char *why, size_t size)
         return;
     }
     if (s->parked) {
-        if (cgroup_is_frozen(s->agent, s->number) && session_is_settled(s))
+        if (cgroup_is_frozen(s->agent, s->number) && session_is_settled(s) && pmix_leave(s))
             detach(s);
         return;
     }

@@ -266,6 +266,11 @@ int x11_listen(struct session *s)
     return execspec_add_env(spec, entry);
 }
 
+bool x11_is_used(const struct session *s)
+{
+    return links_count(s, &kind) > 0;
+}
+
 void x11_close(struct session *s)
 {
     struct x11_server *x = s->x11;

@@ -14,6 +14,8 @@
  * -ENOMEM; otherwise s->x11_error says why there is no X11.
  */
 int x11_listen(struct session *s);
+/* Whether a program of the session has a connection. */
+bool x11_is_used(const struct session *s);
 /* The session needs its display no more. */
 void x11_close(struct session *s);
 

@@ -248,6 +248,37 @@ PMI = {
 }
 
 
+def pmix(tag: int, content: bytes) -> bytes:
+    """One message of PMIx."""
+    return struct.pack(">IIII", 0, tag, len(content), 0) + content
+
+
+NAME = b"\x24slurm.pmix.1009.2\0"
+WHO = b"native\0" + bytes(5) + NAME[1:] + bytes(4) + b"5.0.7\0v41\0\1hash\0"
+GREETING = b"\xff" * 8 + struct.pack("<II", len(WHO), 0) + WHO
+# Size of pieces - 1, length of what the program says / 4; then what it says, and what its server says.
+PMIX = {
+    name: bytes([piece, len(program) // 4]) + program + bytes(-len(program) % 4) + server
+    for name, piece, program, server in (
+        ("greeting", 200, GREETING, bytes(8)),
+        ("raw", 3, b"hello", b"world"),
+        (
+            "get",
+            16,
+            GREETING + pmix(101, b"\2\4\2" + NAME + b"\2\3"),
+            bytes(8) + pmix(101, b"\2\0\2\x15\2" + NAME + b"\3"),
+        ),
+        (
+            "told",
+            255,
+            GREETING + pmix(102, b"\2\2\2\1") + pmix(103, b"\2\x0d\2\0") + pmix(104, b"\2\x0e"),
+            bytes(8) + pmix(102, b"\2\0") + pmix(103, b"\2\0") + pmix(0xFFFFFFFE, b"\2\0"),
+        ),
+        ("long", 40, GREETING + struct.pack(">IIII", 0, 101, 1 << 30, 0), bytes(12)),
+    )
+}
+
+
 def lock(
     op: int, kind: int = 0, mode: int = 0, *, file: int = 0, inode: int = 0, text: bytes = b"home0\0.\0"
 ) -> bytes:
@@ -319,6 +350,7 @@ def main() -> None:
         ("host", FROM_HOST),
         ("imageenv", IMAGE_ENVIRONMENTS),
         ("pmi", PMI),
+        ("pmix", PMIX),
         ("locks", LOCKS),
         ("xauth", AUTHORITIES),
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of MPI programs that srun has started by PMI: they continue in the next step."""
+"""Checkpoints of MPI programs that srun has started by PMI or PMIx: they continue in the next step."""
 
 from __future__ import annotations
 
@@ -58,6 +58,32 @@ int main(int argc, char **argv)
     return 3 + rank;
 }
 """
+# Ranks exchange nothing before a file is there; then each meets all others. Open MPI connects them only then.
+MEET = r"""
+#include <mpi.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    int rank, size;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    printf("up\n");
+    fflush(stdout);
+    while (access(argv[1], F_OK) != 0)
+        usleep(100000);
+    for (int step = 1; step < size; step++) {
+        int to = (rank + step) % size, from = (rank + size - step) % size, out = 100 * rank + to, in = 0;
+        MPI_Sendrecv(&out, 1, MPI_INT, to, step, &in, 1, MPI_INT, from, step, MPI_COMM_WORLD,
+                     MPI_STATUS_IGNORE);
+        printf("%d met %d: %d\n", rank, from, in);
+    }
+    MPI_Finalize();
+    return 5;
+}
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,30 +101,58 @@ def reaches(lab: Lab, job: Job, turn: int) -> None:
 
 @pytest.fixture(scope="module")
 def exchange(lab: Lab) -> Iterator[str]:
-    """``~/exchange`` of MPICH, compiled in a guest; gives the image."""
+    """The programs, compiled in a guest: ``~/exchange.pmi2`` of MPICH, others of Open MPI; the image."""
     image = "debian-hpc"
     publish(image)
-    build = f"cat > ~/exchange.c <<'END'\n{EXCHANGE}\nEND\nmpicc.mpich -O1 -o ~/exchange ~/exchange.c"
+    build = (
+        f"cat > ~/exchange.c <<'END'\n{EXCHANGE}\nEND\ncat > ~/meet.c <<'END'\n{MEET}\nEND\n"
+        "mpicc.mpich -O1 -o ~/exchange.pmi2 ~/exchange.c && "
+        "mpicc.openmpi -O1 -o ~/exchange.pmix ~/exchange.c && mpicc.openmpi -O1 -o ~/meet ~/meet.c"
+    )
     job = lab.finish(build, "-N1", "-n1", "--mem=900", image=image)
     assert job.accounted() == ["COMPLETED", "0:0"], job.output()
     yield image
-    lab.run("login", "sh", "-c", "rm -f ~/exchange ~/exchange.c", user="alice")
+    lab.run("login", "sh", "-c", "rm -f ~/exchange.* ~/meet ~/meet.c ~/go", user="alice")
 
 
 @pytest.mark.promise("checkpoint.pmi")
-def test_an_mpi_program_continues_in_place_and_in_later_runs(lab: Lab, exchange: str) -> None:
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+def test_an_mpi_program_continues_in_place_and_in_later_runs(lab: Lab, exchange: str, kind: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    moments = random.Random(seed)
-    job = lab.submit(f"srun --mpi=pmi2 ~/exchange {TURNS}; echo status $?", *PAIR, image=exchange)
+    moments, seen = random.Random(seed), 0
+    job = lab.submit(f"srun --mpi={kind} ~/exchange.{kind} {TURNS}; echo status $?", *PAIR, image=exchange)
     for number, turn in enumerate(sorted(moments.sample(range(2, TURNS - 20), 6))):
-        reaches(lab, job, turn)
+        reaches(lab, job, max(turn, seen + 1))
         if number % 2:
             requeue(lab, job, (number + 1) // 2)
         else:
             checkpoint(lab, str(job.id))
+        seen = said(lab, job).count("turn ")  # it has saved the last one of these
     assert job.wait(timeout=600) == "COMPLETED", said(lab, job)
     assert written(job) == [*(f"turn {turn}" for turn in range(1, TURNS + 1)), "status 4"], job.output()
+    settled(lab)
+
+
+@pytest.mark.promise("checkpoint.pmi")
+@pytest.mark.parametrize("saves", [10, 1], ids=["in place", "later run"])
+def test_ranks_of_open_mpi_meet_after_a_checkpoint(lab: Lab, exchange: str, saves: int) -> None:
+    """In place, the number of the last step is longer than that of the first one."""
+    lab.run("login", "sh", "-c", "rm -f ~/go", user="alice")
+    options = ("-N2", "--ntasks-per-node=2", "--vhpc-network=job", "--mem=1400", "--open-mode=append")
+    job = lab.submit("srun --mpi=pmix ~/meet ~/go; echo status $?", *options, image=exchange)
+    until(lambda: said(lab, job).count("up\n") == 4, f"all tasks of job {job.id}", 300)
+    for _ in range(saves):
+        if saves > 1:
+            checkpoint(lab, str(job.id))
+        else:
+            requeue(lab, job)
+    lab.run("login", "sh", "-c", "touch ~/go", user="alice")
+    assert job.wait(timeout=300) == "COMPLETED", said(lab, job)
+    pairs = [(rank, other) for rank in range(4) for other in range(4) if rank != other]
+    met = [f"{rank} met {other}: {100 * other + rank}" for rank, other in pairs]
+    found = [line for line in written(job) if not line.startswith("vhpc: the guests are emulated")]
+    assert sorted(found) == sorted([*met, *["up"] * 4, "status 5"]), job.output()
     settled(lab)
 
 
