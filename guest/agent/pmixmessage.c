@@ -10,7 +10,7 @@ enum { TAG_AT = 4, LENGTH_AT = 8, NOBODY = 8, ENCODED_MAX = 9 };
 /* A command has one byte, after the count of values, 1. */
 enum { COMMAND_AT = PMIX_HEADER + PMIX_COMMAND - 1, ONE = 2 };
 
-/* What a buffer's type is if values have no types before them. */
+/* The type of a buffer whose values have no types before them. */
 enum { WITHOUT_TYPES = 1 };
 
 static uint32_t word_at(const uint8_t *data)

@@ -52,7 +52,7 @@ bool pmix_knows(const uint8_t *greeting, size_t len);
 /* Whether an answer says that all is well. */
 bool pmix_is_good(const uint8_t *answer, size_t len);
 
-/* Where the namespace is in a message. */
+/* The place of the namespace in a message. */
 enum pmix_place {
     PMIX_IN_GREETING,
     PMIX_IN_CONTENT,

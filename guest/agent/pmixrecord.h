@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a program has told its PMIx server on one connection, as far as it changes the server's
+ * The requests of a program on one connection to its PMIx server that change the server's
  * state. After a checkpoint the tasks of its step have another server, which has to be told the
  * same.
  *

@@ -61,7 +61,7 @@ static bool is_renamed(const struct pmixrelay *r)
 
 static int to_server(struct pmixrelay *r, const uint8_t *message, size_t len, bool greeting)
 {
-    /* What a program has put is not for the server. */
+    /* Values are for other programs, and pass unchanged. */
     if (!is_renamed(r) || (!greeting && pmix_command(message, len) == PMIX_COMMIT))
         return buf_append(&r->to_server, message, len);
     return pmix_rename(message, len, greeting ? PMIX_IN_GREETING : PMIX_IN_CONTENT, r->own,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* promise: checkpoint.pmi, attack.channel */
 /*
- * Arbitrary bytes of a program and of its PMIx server. What passes to the server is what the
- * program has said; then the program leaves the server and gets another one, which says the same.
+ * Arbitrary bytes of a program and of its PMIx server. The server gets the bytes of the program;
+ * then the program leaves the server and gets another one, which says the same.
  * And a name that was changed in a message can be changed back. The first bytes choose the size of
  * pieces, and how much the program says.
  */
@@ -56,7 +56,7 @@ static void say(struct rig *r, int from, int to, const uint8_t *data, size_t siz
         (void)pass(r, from, to, data + at, size - at < piece ? size - at : piece, got, sizeof got);
 }
 
-/* What the program says reaches its first server unchanged, as far as it is complete. */
+/* The complete messages of the program reach its first server unchanged. */
 static void ask(struct rig *r, const uint8_t *data, size_t size, size_t piece)
 {
     static uint8_t got[1 << 16];

@@ -131,7 +131,7 @@ static void a_new_server_is_told_what_the_last_one_was(void **state)
     begins();
     leaves();
     renews(NEW);
-    /* The program goes on at once; its request waits. */
+    /* The program continues at once; its request waits. */
     ASKS(GET("\x28", "$" OLD), GREETING("=", NEW));
     assert_string_equal(pmixrelay_obstacle(&t.relay), "is not known to its new PMIx server yet");
     SENDS(t.server, t.server, GREETED, REGISTER);
@@ -274,7 +274,7 @@ static void an_unknown_version_passes_and_is_an_obstacle(void **state)
                         "has a version of PMIx that a checkpoint does not know");
 }
 
-/* It has begun after the checkpoint, so nobody could know. */
+/* It has begun after the checkpoint, so the checkpoint could not wait for it. */
 static void an_unknown_version_cannot_be_renamed(void **state)
 {
     (void)state;

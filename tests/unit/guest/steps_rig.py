@@ -131,7 +131,7 @@ class Job:
                 release(channel)
 
     def restore(self) -> None:
-        """The guests go on in another job, with other shims."""
+        """The guests continue in another job, with other shims."""
         for guest in self.guests:
             guest.restore()
         self.told()

@@ -76,7 +76,7 @@ class MpiJob(Job):
         return self.start(f"{shlex.join([*words, str(version), *what])}; echo status $?", **more)
 
     def errors(self) -> str:
-        """What servers and relays complain of."""
+        """Errors of servers and relays."""
         lines = [line for line in self.both() if not line.startswith(("0 ", "1 ", "status "))]
         return "\n".join([self.out("pmi-errors"), *lines]).strip()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of PMIx in held guests: their connections go on with the next step's server, under its namespace."""
+"""Steps of PMIx in held guests: their connections continue with the next step's server and namespace."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PmixJob(Job):
         return self.start(f"{shlex.join([*words, *what])}; echo status $?")
 
     def errors(self) -> str:
-        """What servers and relays complain of."""
+        """Errors of servers and relays."""
         lines = [line for line in self.both() if not line.startswith(("0 ", "1 ", "status "))]
         return "\n".join([self.out("pmix-errors"), *lines]).strip()
 
@@ -92,7 +92,7 @@ class PmixJob(Job):
         return [line for line in super().both() if not line.startswith("vhpc: the guest of job (none) on ")]
 
     def asked(self, step: int) -> list[str]:
-        """The commands that a step's server was asked, with their tasks, of which there are two."""
+        """The commands that a step's server was asked, with their two tasks."""
         found = [line.split() for line in self.out("asked").splitlines()]
         return [f"{rank} {command}" for number, rank, command in found if int(number) == step]
 
