@@ -117,6 +117,17 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
     return true;
 }
 
+/*
+ * Once the guest is prepared no request begins: a task could wait in a fence for one that is
+ * detached already, for good if the checkpoint is refused then.
+ */
+static bool quiet(const struct exchange *x, uint8_t number)
+{
+    const struct task *t = x->owner;
+    const struct session *s = t->arg;
+    return number == s->pmi.number && !s->task.reaped && hold_is_quiet(s->agent);
+}
+
 static void heard(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
 {
     const struct task *t = x->owner;
@@ -141,8 +152,10 @@ void pmi_watch(struct session *s)
         return;
     s->pmi.number = (uint8_t)number;
     s->task.exchange.pass = pass;
-    if (s->mark.guest != 0)
+    if (s->mark.guest != 0) {
         s->task.exchange.heard = heard;
+        s->task.exchange.quiet = quiet;
+    }
 }
 
 /* --- the directory of a step ------------------------------------------------------ */

@@ -60,6 +60,8 @@ static void read_muted(struct inlet *in)
 static bool inlet_may_send(const struct inlet *in)
 {
     const struct exchange *x = in->exchange;
+    if (x->quiet != NULL && x->quiet(x, in->number))
+        return false;
     return x->live && flow_room(&x->flow, x->side, in->number) >= ROOM_MIN &&
            chan_queued(x->chan) < CHAN_HIGH && !(in->pipe && x->chan->staged > 0);
 }

@@ -58,6 +58,8 @@ struct exchange {
      * when the other end reads no more: writing is no error then.
      */
     bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
+    /* Whether this number is not read now; may be NULL. */
+    bool (*quiet)(const struct exchange *, uint8_t number);
     /* Gets what the other end has sent, before it is written; may be NULL. */
     void (*heard)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
     /*

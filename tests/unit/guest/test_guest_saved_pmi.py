@@ -126,6 +126,23 @@ def test_values_that_were_put_before_are_there_after(job: MpiJob, version: int) 
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_no_fence_begins_between_prepare_and_hold(job: MpiJob, version: int) -> None:
+    """It would wait for the other task, which has left the step already."""
+    run = job.mpi(version, *BEGIN, 'wait("go%d" % rank)', "fence()", 'say("done")', "finalize()")
+    both_say(job, "up", "at{other}")
+    job.prepare()
+    (job.folder / "go0").touch()
+    time.sleep(1)
+    job.hold_prepared()
+    job.release()
+    until(lambda: len(job.sruns()) == job.serial + 1, "the next srun")
+    (job.folder / "go1").touch()
+    assert run.wait(WAIT_S) == 0
+    assert job.errors() == ""
+    both_say(job, "done")
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_an_mpi_step_continues_in_the_same_run(job: MpiJob, version: int) -> None:
     run = job.mpi(
         version, *BEGIN, 'wait("go")', "fence()", 'say("done", get("card%d" % other))', "finalize()"
