@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -161,6 +162,43 @@ class Job:
     def close(self) -> None:
         for guest in self.guests:
             guest.close()
+
+
+class ServedJob(Job):
+    """A job whose srun has a server of the MPI programs, which writes its errors to a file.
+
+    Args:
+        srun: the program that is its srun.
+        errors: name of the file.
+        task: program of a task, in Python.
+    """
+
+    def __init__(self, programs: Path, folder: Path, srun: Path, errors: str, task: str) -> None:
+        super().__init__(
+            programs, folder, f'#!/bin/sh\nexec {sys.executable} {srun} {{folder}} {{bin}} "$@"\n'
+        )
+        self._errors, self._task = errors, task
+
+    def mpi(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
+        """Start a script with a step of the task's program; ``more`` are variables of the job."""
+        words = [str(self.first.bin / "vhpc-agent"), "--call", "srun", sys.executable, "-c", self._task]
+        return self.start(f"{shlex.join([*words, *arguments])}; echo status $?", **more)
+
+    def errors(self) -> str:
+        """Errors of servers and relays."""
+        lines = [line for line in self.both() if not line.startswith(("0 ", "1 ", "status "))]
+        return "\n".join([self.out(self._errors), *lines]).strip()
+
+    def both(self) -> list[str]:
+        """Without what the script's relay says of its guest, which it loses when the job has been saved."""
+        return [line for line in super().both() if not line.startswith("vhpc: the guest of job (none) on ")]
+
+    def both_say(self, *words: str) -> None:
+        """Wait until both tasks have said this; ``{other}`` is the other task's number."""
+        lines = [f"{rank} {' '.join(words)}".replace("{other}", str(1 - rank)) for rank in (0, 1)]
+        until(
+            lambda: all(line in self.both() for line in lines), f"{lines} in {self.both()}, {self.out('err')}"
+        )
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 from guest_processes import CONTROL_OPERATIONS, WAIT_S
 from pmi_rig import join_network
-from steps_rig import Job
+from steps_rig import ServedJob
 
 from pace import until
 
@@ -62,47 +59,18 @@ for step in sys.argv[2:]:
 BEGIN = ('put("card%d" % rank, "at%d" % rank)', "fence()", 'say("up", get("card%d" % other))')
 
 
-class MpiJob(Job):
-    """A job whose srun has a PMI server."""
-
-    def __init__(self, programs: Path, folder: Path) -> None:
-        super().__init__(
-            programs, folder, f'#!/bin/sh\nexec {sys.executable} {SRUN} {{folder}} {{bin}} "$@"\n'
-        )
-
-    def mpi(self, version: int, *what: str, **more: str) -> subprocess.Popen[bytes]:
-        """Start a script with a step of this program; ``more`` are variables of the job."""
-        words = [str(self.first.bin / "vhpc-agent"), "--call", "srun", sys.executable, "-c", TASK]
-        return self.start(f"{shlex.join([*words, str(version), *what])}; echo status $?", **more)
-
-    def errors(self) -> str:
-        """Errors of servers and relays."""
-        lines = [line for line in self.both() if not line.startswith(("0 ", "1 ", "status "))]
-        return "\n".join([self.out("pmi-errors"), *lines]).strip()
-
-    def both(self) -> list[str]:
-        """Without what the script's relay says of its guest, which it loses when the job has been saved."""
-        return [line for line in super().both() if not line.startswith("vhpc: the guest of job (none) on ")]
-
-
 @pytest.fixture
-def job(programs: Path, tmp_path: Path) -> Iterator[MpiJob]:
-    made = MpiJob(programs, tmp_path)
+def job(programs: Path, tmp_path: Path) -> Iterator[ServedJob]:
+    made = ServedJob(programs, tmp_path, SRUN, "pmi-errors", TASK)
     yield made
     made.close()
 
 
-def both_say(job: Job, *words: str) -> None:
-    """Wait until both tasks have said this; ``{other}`` is the other task's number."""
-    lines = [f"{rank} {' '.join(words)}".replace("{other}", str(1 - rank)) for rank in (0, 1)]
-    until(lambda: all(line in job.both() for line in lines), f"{lines} in {job.both()}, {job.out('err')}")
-
-
 @pytest.mark.parametrize("version", [1, 2])
-def test_values_that_were_put_before_are_there_after(job: MpiJob, version: int) -> None:
+def test_values_that_were_put_before_are_there_after(job: ServedJob, version: int) -> None:
     """Also one that was put and not fenced, and values of the runs between."""
     run = job.mpi(
-        version,
+        str(version),
         *BEGIN,
         'put("late%d" % rank, "late%d" % rank)',
         *('say("waits")', 'wait("go")', 'say("again", get("card%d" % other), get("late%d" % other))'),
@@ -110,11 +78,11 @@ def test_values_that_were_put_before_are_there_after(job: MpiJob, version: int) 
         *('say("new")', 'wait("end")', 'say("last", get("new%d" % other), get("card%d" % other))'),
         *("finalize()", "sys.exit(3 + rank)"),
     )
-    both_say(job, "waits")
+    job.both_say("waits")
     run = job.next_run(run)
     run = job.next_run(run)
     (job.folder / "go").touch()
-    both_say(job, "new")
+    job.both_say("new")
     run = job.next_run(run)
     (job.folder / "end").touch()
     assert run.wait(WAIT_S) == 0, job.out("err")
@@ -126,10 +94,10 @@ def test_values_that_were_put_before_are_there_after(job: MpiJob, version: int) 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_no_fence_begins_between_prepare_and_hold(job: MpiJob, version: int) -> None:
+def test_no_fence_begins_between_prepare_and_hold(job: ServedJob, version: int) -> None:
     """It would wait for the other task, which has left the step already."""
-    run = job.mpi(version, *BEGIN, 'wait("go%d" % rank)', "fence()", 'say("done")', "finalize()")
-    both_say(job, "up", "at{other}")
+    run = job.mpi(str(version), *BEGIN, 'wait("go%d" % rank)', "fence()", 'say("done")', "finalize()")
+    job.both_say("up", "at{other}")
     job.prepare()
     (job.folder / "go0").touch()
     time.sleep(1)
@@ -139,15 +107,15 @@ def test_no_fence_begins_between_prepare_and_hold(job: MpiJob, version: int) -> 
     (job.folder / "go1").touch()
     assert run.wait(WAIT_S) == 0
     assert job.errors() == ""
-    both_say(job, "done")
+    job.both_say("done")
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_mpi_step_continues_in_the_same_run(job: MpiJob, version: int) -> None:
+def test_an_mpi_step_continues_in_the_same_run(job: ServedJob, version: int) -> None:
     run = job.mpi(
-        version, *BEGIN, 'wait("go")', "fence()", 'say("done", get("card%d" % other))', "finalize()"
+        str(version), *BEGIN, 'wait("go")', "fence()", 'say("done", get("card%d" % other))', "finalize()"
     )
-    both_say(job, "up", "at{other}")
+    job.both_say("up", "at{other}")
     for _ in range(3):
         job.hold()
         job.release()
@@ -162,12 +130,12 @@ def test_an_mpi_step_continues_in_the_same_run(job: MpiJob, version: int) -> Non
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_each_guest_of_a_node_stays_a_node_of_the_mapping(job: MpiJob, version: int) -> None:
+def test_each_guest_of_a_node_stays_a_node_of_the_mapping(job: ServedJob, version: int) -> None:
     for guest in job.guests:
         join_network(guest)
     mapping, node = 'say("map", get("PMI_process_mapping"))', {"VHPC_JOB_GUESTS": "2"}
-    run = job.mpi(version, mapping, *BEGIN, 'wait("go")', mapping, "finalize()", **node)
-    both_say(job, "up", "at{other}")
+    run = job.mpi(str(version), mapping, *BEGIN, 'wait("go")', mapping, "finalize()", **node)
+    job.both_say("up", "at{other}")
     run = job.next_run(run, **node)
     (job.folder / "go").touch()
     assert run.wait(WAIT_S) == 0
@@ -177,9 +145,9 @@ def test_each_guest_of_a_node_stays_a_node_of_the_mapping(job: MpiJob, version: 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_task_that_has_ended_takes_part_in_the_fence(job: MpiJob, version: int) -> None:
+def test_a_task_that_has_ended_takes_part_in_the_fence(job: ServedJob, version: int) -> None:
     rest = 'wait("go"); say("then", get("card%d" % other)); finalize()'
-    run = job.mpi(version, *BEGIN, f"if rank == 1:\n    {rest}", "sys.exit(7)")
+    run = job.mpi(str(version), *BEGIN, f"if rank == 1:\n    {rest}", "sys.exit(7)")
     until(lambda: "1 up at0" in job.both(), "the second task")
     time.sleep(0.5)
     run = job.next_run(run)
@@ -190,9 +158,9 @@ def test_a_task_that_has_ended_takes_part_in_the_fence(job: MpiJob, version: int
     assert {"1 then ", "status 7"} <= {line.split("cmd=")[0] for line in job.both()}
 
 
-def test_a_program_that_has_finalized_continues(job: MpiJob) -> None:
-    run = job.mpi(1, *BEGIN, "fence()", "finalize()", 'say("final")', 'wait("go")', 'say("end")')
-    both_say(job, "final")
+def test_a_program_that_has_finalized_continues(job: ServedJob) -> None:
+    run = job.mpi("1", *BEGIN, "fence()", "finalize()", 'say("final")', 'wait("go")', 'say("end")')
+    job.both_say("final")
     run = job.next_run(run)
     (job.folder / "go").touch()
     assert run.wait(WAIT_S) == 0
@@ -215,18 +183,18 @@ def test_a_program_that_has_finalized_continues(job: MpiJob) -> None:
     ],
     ids=["fence", "name", "much"],
 )
-def test_what_the_next_server_cannot_be_told_delays_a_hold(job: MpiJob, what: str, why: str) -> None:
-    run = job.mpi(1, what, "time.sleep(1000)")
-    both_say(job, "x")
+def test_what_the_next_server_cannot_be_told_delays_a_hold(job: ServedJob, what: str, why: str) -> None:
+    run = job.mpi("1", what, "time.sleep(1000)")
+    job.both_say("x")
     time.sleep(0.3)
     assert job.delay() == why
     run.terminate()
     run.wait(WAIT_S)
 
 
-def test_a_server_that_refuses_ends_the_step(job: MpiJob) -> None:
-    run = job.mpi(1, *BEGIN, 'put("refused", "x")', 'say("y")', "time.sleep(1000)")
-    both_say(job, "y")
+def test_a_server_that_refuses_ends_the_step(job: ServedJob) -> None:
+    run = job.mpi("1", *BEGIN, 'put("refused", "x")', 'say("y")', "time.sleep(1000)")
+    job.both_say("y")
     (job.folder / "refuses").touch()
     run = job.next_run(run)
     assert run.wait(WAIT_S) == 0

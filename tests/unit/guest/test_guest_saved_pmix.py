@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from guest_processes import CONTROL_OPERATIONS, WAIT_S
-from steps_rig import Job
+from steps_rig import ServedJob
 
 from pace import until
 
@@ -69,27 +66,8 @@ for step in sys.argv[1:]:
 BEGIN = ("connect()", r'good(b"\2\r\2\0\2\0")', 'put("at%d" % rank)', "fence()", 'say("up")')
 
 
-class PmixJob(Job):
+class PmixJob(ServedJob):
     """A job whose srun has a PMIx server."""
-
-    def __init__(self, programs: Path, folder: Path) -> None:
-        super().__init__(
-            programs, folder, f'#!/bin/sh\nexec {sys.executable} {SRUN} {{folder}} {{bin}} "$@"\n'
-        )
-
-    def mpi(self, *what: str) -> subprocess.Popen[bytes]:
-        """Start a script with a step of this program."""
-        words = [str(self.first.bin / "vhpc-agent"), "--call", "srun", sys.executable, "-c", TASK]
-        return self.start(f"{shlex.join([*words, *what])}; echo status $?")
-
-    def errors(self) -> str:
-        """Errors of servers and relays."""
-        lines = [line for line in self.both() if not line.startswith(("0 ", "1 ", "status "))]
-        return "\n".join([self.out("pmix-errors"), *lines]).strip()
-
-    def both(self) -> list[str]:
-        """Without what the script's relay says of its guest, which it loses when the job has been saved."""
-        return [line for line in super().both() if not line.startswith("vhpc: the guest of job (none) on ")]
 
     def asked(self, step: int) -> list[str]:
         """The commands that a step's server was asked, with their two tasks."""
@@ -99,15 +77,9 @@ class PmixJob(Job):
 
 @pytest.fixture
 def job(programs: Path, tmp_path: Path) -> Iterator[PmixJob]:
-    made = PmixJob(programs, tmp_path)
+    made = PmixJob(programs, tmp_path, SRUN, "pmix-errors", TASK)
     yield made
     made.close()
-
-
-def both_say(job: Job, *words: str) -> None:
-    """Wait until both tasks have said this; ``{other}`` is the other task's number."""
-    lines = [f"{rank} {' '.join(words)}".replace("{other}", str(1 - rank)) for rank in (0, 1)]
-    until(lambda: all(line in job.both() for line in lines), f"{lines} in {job.both()}, {job.out('err')}")
 
 
 def test_values_are_found_under_the_next_steps_namespace(job: PmixJob) -> None:
@@ -118,12 +90,12 @@ def test_values_are_found_under_the_next_steps_namespace(job: PmixJob) -> None:
         *('say("new")', 'wait("end")'),
         *('say("last", get(other))', "fence()", "finalize()", "sys.exit(3 + rank)"),
     )
-    both_say(job, "up")
+    job.both_say("up")
     run = job.next_run(run)
     until(lambda: job.asked(2).count("0 2") == job.asked(2).count("1 2") == 1, "what both have committed")
     run = job.next_run(run)
     (job.folder / "go").touch()
-    both_say(job, "new")
+    job.both_say("new")
     run = job.next_run(run)
     (job.folder / "end").touch()
     assert run.wait(WAIT_S) == 0, job.out("err")
@@ -138,7 +110,7 @@ def test_values_are_found_under_the_next_steps_namespace(job: PmixJob) -> None:
 
 def test_a_pmix_step_continues_in_the_same_run(job: PmixJob) -> None:
     run = job.mpi(*BEGIN, 'wait("go")', "fence()", 'say("done", get(other))', "finalize()")
-    both_say(job, "up")
+    job.both_say("up")
     for _ in range(3):
         job.hold()
         job.release()
@@ -156,7 +128,7 @@ def test_a_request_that_was_not_read_reaches_the_next_server(job: PmixJob) -> No
         'while not os.path.exists("go"): assert get(other) == "at%d" % other',
         *("fence()", 'say("done")', "finalize()"),
     )
-    both_say(job, "up")
+    job.both_say("up")
     for _ in range(3):
         run = job.next_run(run)
     (job.folder / "go").touch()
@@ -168,7 +140,7 @@ def test_a_request_that_was_not_read_reaches_the_next_server(job: PmixJob) -> No
 def test_a_fence_does_not_begin_while_tasks_are_detached(job: PmixJob) -> None:
     """One task would wait in it for another, which is detached and waits for the end of the step."""
     run = job.mpi(*BEGIN, 'wait("go" if rank == 0 else "later")', "fence()", 'say("done")', "finalize()")
-    both_say(job, "up")
+    job.both_say("up")
     job.prepare()
     (job.folder / "go").touch()
     time.sleep(0.5)
@@ -188,11 +160,11 @@ def test_connections_may_begin_and_end_in_any_run(job: PmixJob) -> None:
         *("say(get(other))", "finalize()", "link = first", "tag = 110", "say(get(other))", "finalize()"),
         *('say("closed")', 'wait("three")', 'say("end")'),
     )
-    both_say(job, "first")
+    job.both_say("first")
     for word, file in (("second", "one"), ("closed", "two")):
         run = job.next_run(run)
         (job.folder / file).touch()
-        both_say(job, word)
+        job.both_say(word)
     run = job.next_run(run)
     (job.folder / "three").touch()
     assert run.wait(WAIT_S) == 0
@@ -202,7 +174,7 @@ def test_connections_may_begin_and_end_in_any_run(job: PmixJob) -> None:
 
 def test_a_finalized_connection_of_pmix_has_not_died(job: PmixJob) -> None:
     run = job.mpi(*BEGIN, r'good(b"\2\5")', 'say("final")', 'wait("go")', 'link.close(); say("end")')
-    both_say(job, "final")
+    job.both_say("final")
     run = job.next_run(run)
     (job.folder / "go").touch()
     assert run.wait(WAIT_S) == 0
@@ -223,7 +195,7 @@ def test_a_finalized_connection_of_pmix_has_not_died(job: PmixJob) -> None:
 )
 def test_what_no_other_pmix_server_can_take_over_delays_a_hold(job: PmixJob, what: str, why: str) -> None:
     run = job.mpi(what, "time.sleep(1000)")
-    both_say(job, "x")
+    job.both_say("x")
     time.sleep(0.3)
     assert job.delay() == f"step 1 {why}"
     run.terminate()
@@ -232,7 +204,7 @@ def test_what_no_other_pmix_server_can_take_over_delays_a_hold(job: PmixJob, wha
 
 def test_a_pmix_server_that_refuses_ends_the_step(job: PmixJob) -> None:
     run = job.mpi(*BEGIN, "time.sleep(1000)")
-    both_say(job, "up")
+    job.both_say("up")
     (job.folder / "refuses").touch()
     run = job.next_run(run)
     assert run.wait(WAIT_S) == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vhpc_slurm.cli.host import hostview
 from vhpc_slurm.cli.jobs import bootline, runs, usagerows
 from vhpc_slurm.cli.jobs.runs import Run
-from vhpc_slurm.cli.jobs.timeline import natural
+from vhpc_slurm.cli.jobs.timeline import natural, stages
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.hardware import PciFunction
@@ -23,7 +23,7 @@ from vhpc_slurm.model import (
     NodeReport,
     Timeline,
 )
-from vhpc_slurm.model.lease import FAILED, TEARDOWN
+from vhpc_slurm.model.lease import FAILED
 from vhpc_slurm.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -147,19 +147,7 @@ def _node(found: JobReport, part: NodeAllocation) -> dict[str, Any]:
         "released": part.node in record.acknowledged,
         "ready_s": None if line is None else line.ready_s,
         "guests": [_guest(guest, functions) for guest in report.guests] if report else None,
-        "stages": None
-        if line is None
-        else [
-            {
-                "name": stage.name,
-                "phase": "teardown" if stage.name in TEARDOWN else "boot",
-                "began": stage.began,
-                "ended": stage.ended,
-                "took_s": round(stage.ended - stage.began, 6),
-                "detail": stage.detail,
-            }
-            for stage in line.stages
-        ],
+        "stages": None if line is None else stages(line),
     }
 
 

@@ -170,31 +170,36 @@ def _json(found: Sequence[tuple[Run | Generation, Sequence[Timeline]]]) -> dict[
     return {
         "job": _generation(last).job_id,
         "generation": str(_generation(last)),
-        "nodes": _stages(lines),
+        "nodes": _nodes(lines),
         "runs": [
             (runs.of_run(run) if isinstance(run, Run) else {"restart": run.restart, "generation": str(run)})
-            | {"timelines": _stages(lines)}
+            | {"timelines": _nodes(lines)}
             for run, lines in found
         ],
     }
 
 
-def _stages(lines: Sequence[Timeline]) -> list[dict[str, Any]]:
+def _nodes(lines: Sequence[Timeline]) -> list[dict[str, Any]]:
     return [
         {
             "node": line.node,
             "ready_s": line.ready_s,
-            "stages": [
-                {
-                    "name": stage.name,
-                    "phase": "teardown" if stage.name in TEARDOWN else "boot",
-                    "began": stage.began,
-                    "ended": stage.ended,
-                    "took_s": round(stage.ended - stage.began, 6),
-                    "detail": stage.detail,
-                }
-                for stage in line.stages
-            ],
+            "stages": stages(line),
         }
         for line in lines
+    ]
+
+
+def stages(line: Timeline) -> list[dict[str, Any]]:
+    """The stages of a node in JSON."""
+    return [
+        {
+            "name": stage.name,
+            "phase": "teardown" if stage.name in TEARDOWN else "boot",
+            "began": stage.began,
+            "ended": stage.ended,
+            "took_s": round(stage.ended - stage.began, 6),
+            "detail": stage.detail,
+        }
+        for stage in line.stages
     ]
