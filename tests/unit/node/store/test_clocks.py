@@ -26,7 +26,7 @@ LOCAL = re.compile(r"\b(?:localtime|mktime|strptime|fromtimestamp|utcnow|datetim
 def test_only_reports_for_people_have_local_time() -> None:
     """Summer time begins and ends for these only; Slurm's commands are asked for seconds of the epoch."""
     found = {path.name for path in SOURCES.rglob("*.py") if LOCAL.search(path.read_text())}
-    assert found == {"reportrows.py"}
+    assert found == {"output.py"}
     assert '"SLURM_TIME_FORMAT": "%s"' in (SOURCES / "vhpc_slurm/slurm/scontrol.py").read_text()
 
 
