@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the keepers of one job ask vhpcd for one checkpoint, with 128 and 1,000 nodes.
+"""Requests of the keepers of one job to vhpcd for one checkpoint, with 128 and 1,000 nodes.
 
 A real vhpcd and munged, and the requests of simulated keepers: each asks for orders, then reports that its
 guests are prepared, held, saved, and that they continue. As in a job all keepers wait for the same order at

@@ -133,20 +133,20 @@ class LeaseOpening:
     def own(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError | None:
         """The last checkpoint of an earlier run of the job, or why this run cannot continue it.
 
-        None if there is none, if it was removed, or if the job does not live from checkpoints: its user has
-        not asked for that, no run of it was saved to be requeued, and none has continued one.
+        None if there is no checkpoint, or if the job starts from the beginning: it has no --vhpc-checkpoint,
+        no run of it was saved by --requeue, and no run of it has continued a checkpoint.
         """
         made = [
             one
             for one in self._store.checkpoints.valid(request.job_id)
             if one.generation.restart < request.restart and one.uid == request.uid
         ]
-        lives = (
+        continues = (
             savable.is_asked(request)
             or any(one.requeue for one in made)
             or any(record.lease.resume is not None for record in self._store.of_job(request.job_id))
         )
-        if not made or not lives:
+        if not made or not continues:
             return None
         line = resuming.other_shape(allocation, made[0])
         return UserError(line) if line else made[0]

@@ -7,10 +7,10 @@ the file's name, the chunk's number and its bytes.  The tags are in a file of th
 stay aligned for direct I/O.  The seal has the number of bytes and a keyed hash of all tags; vhpcd keeps it
 with the key, and neither is ever in the folder of checkpoints.
 
-Where the site says so, chunks are encrypted by AES-256-GCM (NIST SP 800-38D) with a key that follows from the
-checkpoint's key and the file's name. The tag of such a chunk is GCM's tag, its nonce and zeros; nonces are
-random, so that a chunk that is written again has another one. Whether a file is encrypted is in all its keyed
-hashes.
+With ``checkpoint.encrypt`` chunks are encrypted by AES-256-GCM (NIST SP 800-38D). The key of a file is
+derived from the checkpoint's key and the file's name. The tag of such a chunk is GCM's tag, its nonce and
+zeros; nonces are random, so that a chunk that is written again has another one. Whether a file is encrypted
+is in all its keyed hashes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BrokenSealError(UserError):
 
 
 class Sealer:
-    """Encrypts a file, if its key says so, and makes its tags and its seal while it is written."""
+    """Makes the tags and the seal of a file while it is written, and encrypts it if its key says so."""
 
     def __init__(self, key: SealKey) -> None:
         """NodeError: this host cannot encrypt."""
