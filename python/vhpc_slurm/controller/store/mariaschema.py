@@ -142,7 +142,6 @@ _CHECKPOINTS = (
     origin LONGBLOB NOT NULL,
     error MEDIUMTEXT NOT NULL,
     resumed_by VARCHAR(64) NOT NULL,
-    paused_s DOUBLE,
     INDEX checkpoint_generation (generation),
     INDEX checkpoint_name (uid, name),
     INDEX checkpoint_job (job_id),
@@ -157,7 +156,8 @@ _CHECKPOINTS = (
     FOREIGN KEY (checkpoint) REFERENCES checkpoint (id) ON DELETE CASCADE
 ) {_OPTIONS}""",
 )
-_CHECKPOINT_SIZES = (
+_CHECKPOINT_FIGURES = (
+    "ALTER TABLE checkpoint ADD COLUMN IF NOT EXISTS paused_s DOUBLE",
     f"""CREATE TABLE IF NOT EXISTS checkpoint_size (
     checkpoint BIGINT PRIMARY KEY,
     bytes BIGINT NOT NULL,
@@ -170,7 +170,7 @@ _ROWS = (
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_SIZES)
+STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_FIGURES)
 """The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 

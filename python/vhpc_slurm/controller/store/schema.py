@@ -159,8 +159,7 @@ CREATE TABLE checkpoint (
     secret BLOB NOT NULL,
     origin BLOB NOT NULL,
     error TEXT NOT NULL,
-    resumed_by TEXT NOT NULL,
-    paused_s REAL
+    resumed_by TEXT NOT NULL
 ) STRICT;
 CREATE INDEX checkpoint_generation ON checkpoint (generation);
 CREATE INDEX checkpoint_name ON checkpoint (uid, name);
@@ -175,9 +174,10 @@ CREATE TABLE checkpoint_node (
 ) STRICT, WITHOUT ROWID;
 """
 
-# Bytes of a checkpoint: expected while it is made, measured when it is valid. Those of an older vhpcd have no
-# row.
-_CHECKPOINT_SIZES = """
+# The pause of a checkpoint, and its bytes: expected while it is made, measured when it is valid. Those of an
+# older vhpcd have neither.
+_CHECKPOINT_FIGURES = """
+ALTER TABLE checkpoint ADD COLUMN paused_s REAL;
 CREATE TABLE checkpoint_size (
     checkpoint INTEGER PRIMARY KEY REFERENCES checkpoint (id) ON DELETE CASCADE,
     bytes INTEGER NOT NULL
@@ -187,7 +187,7 @@ CREATE TABLE checkpoint_size (
 STEPS: tuple[str, ...] = (
     _LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,
     _CHECKPOINTS,
-    _CHECKPOINT_SIZES,
+    _CHECKPOINT_FIGURES,
 )
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
