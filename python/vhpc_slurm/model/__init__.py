@@ -30,6 +30,7 @@ from vhpc_slurm.model.checkpoint import (
     Seal,
     saved_bytes,
 )
+from vhpc_slurm.model.cluster import ClusterMember, Roster
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.model.job import (
@@ -51,6 +52,7 @@ from vhpc_slurm.model.lease import (
     ALARM,
     TOLD,
     Alarm,
+    ClusterPlace,
     GuestPlacement,
     Lease,
     LeaseRecord,
@@ -117,6 +119,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointState",
     "CheckpointTotal",
+    "ClusterMember",
+    "ClusterPlace",
     "Figures",
     "Generation",
     "GresAllocation",
@@ -154,6 +158,7 @@ __all__ = [
     "OrderKind",
     "Removed",
     "Resume",
+    "Roster",
     "RunningGuest",
     "RunningNode",
     "SavedGuest",

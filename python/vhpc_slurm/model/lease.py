@@ -80,7 +80,7 @@ class SegmentPart(Record, frozen=True):
 class Segment(Record, frozen=True):
     """The network between the guests of a job: a VXLAN segment that no other job is on.
 
-    The job's guest number *r*, counted node by node from 0, has address number *r* + 1 of
+    The job's guest number *r*, counted node by node from 0, has address number ``first`` + *r* + 1 of
     each network (``node.network.plan``).  In a heterogeneous job the guests of all components
     are counted, in the order of the components.
 
@@ -97,6 +97,7 @@ class Segment(Record, frozen=True):
         parts: the components of a heterogeneous job that are on the segment, in their order; empty for
             other jobs.
         mac_vni: the VNI in the guests' MAC addresses, which a resumed guest keeps; 0: that of the segment.
+        first: number of the first guest's address; in a cluster each member has a range of its own.
     """
 
     vni: int
@@ -109,6 +110,14 @@ class Segment(Record, frozen=True):
     flood: bool = False
     parts: tuple[SegmentPart, ...] = ()
     mac_vni: int = 0
+    first: int = 0
+
+
+class ClusterPlace(Record, frozen=True):
+    """The cluster of a job: its number in vhpcd's database, and the name that its user has given."""
+
+    serial: int
+    name: str
 
 
 class SshKeys(Record, frozen=True):
@@ -159,6 +168,7 @@ class Lease(Record, frozen=True, eq=False):
     """The resources that a generation holds: decided once, the same for all its nodes.
 
     ``nat``: the guests reach other networks through passt; ``site``: they are on the bridge of the site.
+    ``cluster``: the job is a member of this cluster.
     ``resume``: the guests continue a checkpoint.  ``ssh``, ``tunnel`` and the key in ``resume`` are known
     only to a node that has taken the lease.
     """
@@ -176,6 +186,7 @@ class Lease(Record, frozen=True, eq=False):
     ssh: SshKeys | None = None
     tunnel: TunnelKeys | None = None
     resume: Resume | None = None
+    cluster: ClusterPlace | None = None
 
     def _compared(self) -> tuple[object, ...]:
         """All fields but the keys, which not everybody who knows the lease has."""

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named clusters: jobs whose guests form one private network.
+
+Each job (a *member*) keeps its own segment with its own VNI. The nodes of the other members send
+to it with that VNI, so a member that ends takes its VNI with it, and the others are not touched.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.model.job import Generation
+from vhpc_slurm.model.lease import Segment, SegmentPart
+from vhpc_slurm.record import Record
+
+
+class ClusterMember(Record, frozen=True):
+    """A job of a cluster, as the nodes and guests of the other members need to know it.
+
+    Attributes:
+        generation: of the job; of the first component of a heterogeneous one.
+        segment: of the job.
+        parts: guests on the segment.
+        host_public: public key of the guests' ssh servers, one line; empty: they have none.
+        user_public: public key of the job's user in these guests.
+        gone: ranks of guests that have ended before the job.
+    """
+
+    generation: Generation
+    segment: Segment
+    parts: tuple[SegmentPart, ...]
+    host_public: str = ""
+    user_public: str = ""
+    gone: tuple[int, ...] = ()
+
+    @property
+    def segment_nodes(self) -> tuple[str, ...]:
+        """Nodes with guests, in the order of the segment's ``underlay``."""
+        return tuple(node for part in self.parts for node in part.nodes)
+
+
+class Roster(Record, frozen=True):
+    """What has changed in a cluster since a version of it.
+
+    Attributes:
+        version: of the cluster after these changes, for the next question.
+        members: those that have joined, or whose guests have changed.
+        left: members that have ended.
+        more: there are further changes; ask again at once.
+        over: the job that asks is no member any more.
+    """
+
+    version: int
+    members: tuple[ClusterMember, ...] = ()
+    left: tuple[Generation, ...] = ()
+    more: bool = False
+    over: bool = False
