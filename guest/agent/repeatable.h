@@ -12,11 +12,17 @@
 struct repeatable {
     bool never;   /* what another job does not have, or what would happen a second time */
     bool chooses; /* which nodes or CPUs of the job, or where which task is */
+    const char *nodes, *tasks, *nodelist; /* values of these options */
 };
 
 /* An option of srun, by its long name. */
 void repeatable_see(struct repeatable *r, const char *name, const char *value);
 /* By these options, and variables of this process. */
 bool repeatable_is(const struct repeatable *r);
+/*
+ * How many words from this one on are the option --nodelist. A repeatable step has it only for all
+ * nodes of the job; it is not passed on, as the next run may have other nodes.
+ */
+int repeatable_nodelist(const struct repeatable *r, char *const *word);
 
 #endif
