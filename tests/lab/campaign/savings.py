@@ -31,7 +31,7 @@ TOUCH_S = 60.0
 NOT_NOW = re.compile(r"not booted yet|is being saved|has ended|is not running|is ending")
 """Why a checkpoint is refused without any fault: the job was about to start or to end."""
 FORGETS_S = 300.0
-"""So long a slurmctld that was killed may take a job for running that it has requeued: until a node tells it."""
+"""So long a slurmctld that was killed may take a job that it has requeued for running."""
 
 
 @dataclass(frozen=True)
