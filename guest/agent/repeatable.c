@@ -2,6 +2,7 @@
 #include "repeatable.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,10 +14,26 @@ static bool is_variable(const char *name, const char *value)
     return text != NULL && strcmp(text, value) == 0;
 }
 
-/* Launchers of MPI name all nodes of the job. */
-static bool is_whole_job(const char *nodelist)
+static size_t commas(const char *list, size_t len)
 {
-    return is_variable("SLURM_JOB_NODELIST", nodelist) || is_variable("VHPC_NODELIST", nodelist);
+    size_t count = 0;
+    for (size_t i = 0; i < len; i++)
+        count += list[i] == ',';
+    return count;
+}
+
+/* Launchers of MPI name all nodes of the job, or all but those before: how many are before? */
+static bool ends_job(const char *nodelist, size_t *before)
+{
+    const char *all = getenv("VHPC_NODELIST");
+    size_t len = strlen(nodelist), size = all != NULL ? strlen(all) : 0;
+    *before = 0;
+    if (is_variable("SLURM_JOB_NODELIST", nodelist))
+        return true;
+    if (len == 0 || len > size || strcmp(all + size - len, nodelist) != 0)
+        return false;
+    *before = commas(all, size - len);
+    return len == size || all[size - len - 1] == ',';
 }
 
 void repeatable_see(struct repeatable *r, const char *name, const char *value)
@@ -37,22 +54,35 @@ void repeatable_see(struct repeatable *r, const char *name, const char *value)
     else if (strcmp(name, "input") == 0)
         r->never = r->never || strcmp(value, "none") != 0;
     else if (strcmp(name, "nodelist") == 0) {
-        r->never = r->never || r->nodelist != NULL || !is_whole_job(value);
+        r->never = r->never || r->nodelist != NULL || !ends_job(value, &r->before);
         r->nodelist = value;
     } else if (strcmp(name, "nodes") == 0)
         r->nodes = value;
+    else if (strcmp(name, "ntasks-per-node") == 0)
+        *(strcmp(value, "1") == 0 ? &r->one_per_node : &r->chooses) = true;
     else if (strcmp(name, "ntasks") == 0)
         r->tasks = value;
     else if (!slurm_name_is_one_of(name, harmless))
         r->chooses = true;
 }
 
-/* All tasks of the job, or one on each node: Slurm leaves no node of a step without a task. */
-static bool fills_job(const struct repeatable *r, const char *nodes)
+static bool is_number(const char *text, size_t number)
 {
-    bool all_nodes = r->nodes == NULL || strcmp(r->nodes, nodes) == 0;
-    bool all_tasks = r->tasks == NULL || is_variable("SLURM_NTASKS", r->tasks);
-    return all_nodes && (all_tasks || strcmp(r->tasks, nodes) == 0);
+    char digits[24];
+    (void)snprintf(digits, sizeof digits, "%zu", number);
+    return strcmp(text, digits) == 0;
+}
+
+/* All tasks of the job, or one on each node: Slurm leaves no node of a step without a task. */
+static bool is_certain(const struct repeatable *r, size_t nodes)
+{
+    size_t left = nodes - r->before;
+    bool whole = r->before == 0;
+    bool one_each = r->tasks != NULL && is_number(r->tasks, left);
+    bool all_tasks =
+        whole && !r->one_per_node && (r->tasks == NULL || is_variable("SLURM_NTASKS", r->tasks));
+    return r->before < nodes && (r->nodes != NULL ? is_number(r->nodes, left) : whole) &&
+           (one_each || all_tasks);
 }
 
 bool repeatable_is(const struct repeatable *r)
@@ -66,7 +96,7 @@ bool repeatable_is(const struct repeatable *r)
     if (alone)
         return true;
     /* Users change the first of two variables, if any, to have other steps. */
-    return !r->chooses && nodes != NULL && fills_job(r, nodes) &&
+    return !r->chooses && nodes != NULL && is_certain(r, strtoul(nodes, NULL, 10)) &&
            is_variable("SLURM_NNODES", nodes) &&
            (tasks == NULL || is_variable("SLURM_NPROCS", tasks));
 }

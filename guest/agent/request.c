@@ -214,6 +214,13 @@ static int describe_salloc(int argc, char **argv, struct execspec *spec)
     return rc;
 }
 
+static int add_relative(const struct repeatable *r, struct execspec *spec)
+{
+    char word[32];
+    (void)snprintf(word, sizeof word, "--relative=%zu", r->before);
+    return r->before > 0 ? execspec_add_arg(spec, word) : 0;
+}
+
 /* After a checkpoint the agent issues a repeatable step again, perhaps on other nodes. */
 static int add_step(const struct repeatable *r, char **argv, int operand, struct execspec *spec)
 {
@@ -222,8 +229,8 @@ static int add_step(const struct repeatable *r, char **argv, int operand, struct
     for (int i = 1; i < operand && rc == 0;) {
         int words = repeatable ? repeatable_nodelist(r, argv + i) : 0;
         named = named && words == 0;
-        rc = words == 0 ? execspec_add_arg(spec, argv[i++]) : 0;
-        i += words;
+        rc = words == 0 ? execspec_add_arg(spec, argv[i]) : add_relative(r, spec);
+        i += words == 0 ? 1 : words;
     }
     if (rc == 0 && repeatable && !named)
         rc = execspec_add_env(spec, VHPC_CALL_VARIABLE "=");

@@ -123,10 +123,44 @@ static void all_nodes_of_the_job_may_be_named(void **state)
     assert_true(is_repeatable("4", NULL, "nodelist=n[1-4]", "nodes=4"));
     assert_true(is_repeatable("4", NULL, "nodelist=n1,n2,n3,n4", ""));
     assert_false(is_repeatable("4", NULL, "nodelist=n1,n2,n3", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=4", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=1,n2,n3,n4", ""));
     assert_false(is_repeatable("4", NULL, "nodelist=n1,n2,n4,n3", ""));
     assert_false(is_repeatable("4", NULL, "nodelist=n[1-4]", "nodelist=n1"));
     assert_false(is_repeatable("4", NULL, "nodelist=n1", "nodelist=n[1-4]"));
     (void)unsetenv("SLURM_JOB_NODELIST");
+    (void)unsetenv("VHPC_NODELIST");
+}
+
+/* Of mpirun: one task on each node but the first ones. */
+static bool is_part(const char *nodelist, const char *nodes, const char *tasks, size_t *before)
+{
+    struct repeatable r = {0};
+    repeatable_see(&r, "ntasks-per-node", "1");
+    repeatable_see(&r, "nodes", nodes);
+    repeatable_see(&r, "nodelist", nodelist);
+    repeatable_see(&r, "ntasks", tasks);
+    *before = r.before;
+    return repeatable_is(&r);
+}
+
+static void nodes_at_the_end_of_the_job_may_be_named(void **state)
+{
+    size_t before = 0;
+    (void)state;
+    assert_true(is_repeatable("4", NULL, "", ""));
+    (void)setenv("VHPC_NODELIST", "n1,n2,n13,n4", 1);
+    assert_true(is_part("n2,n13,n4", "3", "3", &before) && before == 1);
+    assert_true(is_part("n4", "1", "1", &before) && before == 3);
+    assert_true(is_part("n1,n2,n13,n4", "4", "4", &before) && before == 0);
+    assert_false(is_part("n2,n13,n4", "3", "4", &before));
+    assert_false(is_part("n2,n13,n4", "2", "3", &before));
+    assert_false(is_part("n2,n13", "2", "2", &before)); /* Slurm prefers idle nodes */
+    assert_false(is_part("n3,n4", "2", "2", &before));
+    assert_false(is_part("n0,n1,n2,n13,n4", "5", "5", &before));
+    assert_false(is_repeatable("4", NULL, "ntasks-per-node=1", ""));
+    assert_false(is_repeatable("4", NULL, "ntasks-per-node=2", ""));
     (void)unsetenv("VHPC_NODELIST");
 }
 
@@ -167,6 +201,7 @@ int main(void)
         cmocka_unit_test(the_newest_tasks_are_known),
         cmocka_unit_test(steps_of_the_whole_job_are_repeatable),
         cmocka_unit_test(all_nodes_of_the_job_may_be_named),
+        cmocka_unit_test(nodes_at_the_end_of_the_job_may_be_named),
         cmocka_unit_test(the_words_of_nodelist_are_known),
         cmocka_unit_test(all_steps_of_a_job_of_one_guest_are_repeatable),
     };
