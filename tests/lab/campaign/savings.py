@@ -69,6 +69,7 @@ class Life:
         self._doubts: list[tuple[str, float, float]] = []
         self._kept: list[tuple[str, dict[int, int]]] = []
         """Names of valid checkpoints, and the last turn of each task that they hold at least."""
+        self._known_kills = 0
         self._begin = 0
         """Where the output begins of the runs since the last fault."""
         self._failures = 0
@@ -90,6 +91,7 @@ class Life:
         """Save it until its program has done all its turns; then judge the output."""
         while self._goes_on():
             time.sleep(self._dice.uniform(0.5, 4.0))
+        self._see_kills()
         text, kills = self.text(), self._shared.record.kills
         for clause, since, until in self._doubts:
             if not any(kill.touches(self.ids, since, until) for kill in kills):
@@ -109,7 +111,14 @@ class Life:
         self._shared.record.found.append(f"job {self.ids} ({self.number}): {clause}")
         self._shared.background.log(f"FOUND {self._shared.record.found[-1]}")
 
+    def _see_kills(self) -> None:
+        kills = self._shared.record.kills[:]
+        if any(kill.what == "slurmctld" for kill in kills[self._known_kills :]):
+            self._returns.append(Return(None, self._held))
+        self._known_kills = len(kills)
+
     def _goes_on(self) -> bool:
+        self._see_kills()
         job = self.jobs[-1]
         show = job.show()
         state, restarts = show["JobState"], int(show["Restarts"])
