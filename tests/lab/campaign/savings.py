@@ -30,8 +30,9 @@ TOUCH_S = 60.0
 """So long after a kill, what fails may be its consequence."""
 NOT_NOW = re.compile(r"not booted yet|is being saved|has ended|is not running|is ending")
 """Why a checkpoint is refused without any fault: the job was about to start or to end."""
+LATE = re.compile(r"does not run in guests|the command srun starts")
 FORGETS_S = 300.0
-"""So long a slurmctld that was killed may take a job that it has requeued for running."""
+"""So long a killed slurmctld may take a job that it has requeued for running, and steps may wait for it."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class Life:
     def _refused(self, begin: float, line: str) -> None:
         self._shared.record.refused.append(line)
         if not NOT_NOW.search(line):
-            since = begin - FORGETS_S if "does not run in guests" in line else begin
+            since = begin - FORGETS_S if LATE.search(line) else begin
             self._doubt(f"a checkpoint has failed without a fault: {line}", since)
 
     def _resume(self, name: str) -> None:
