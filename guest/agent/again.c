@@ -244,11 +244,20 @@ static void name_of(const struct caller *c, char *name, size_t size)
         (void)fclose(f);
 }
 
+/* Slurm may take minutes for a step, for example after a restart of slurmctld. */
+static bool has_waiting_tasks(const struct caller *c)
+{
+    for (const struct session *s = c->agent->sessions; s != NULL; s = s->next)
+        if (s->task.detached && step_mark_same_srun(&s->mark, &c->mark))
+            return true;
+    return false;
+}
+
 static const char *clause(const struct caller *c)
 {
     if (c->mark.guest == 0)
         return "runs";
-    if (c->flow.phase != FLOW_RUNNING || c->restarting)
+    if (c->flow.phase != FLOW_RUNNING || c->restarting || has_waiting_tasks(c))
         return "starts";
     for (size_t i = 0; i < VHPC_FDS_MAX; i++)
         if (c->flow.lane[i][FLOW_INITIATOR].open && !c->flow.lane[i][FLOW_INITIATOR].eof)

@@ -214,6 +214,29 @@ static int describe_salloc(int argc, char **argv, struct execspec *spec)
     return rc;
 }
 
+static int add_relative(const struct repeatable *r, struct execspec *spec)
+{
+    char word[32];
+    (void)snprintf(word, sizeof word, "--relative=%zu", r->before);
+    return r->before > 0 ? execspec_add_arg(spec, word) : 0;
+}
+
+/* After a checkpoint the agent issues a repeatable step again, perhaps on other nodes. */
+static int add_step(const struct repeatable *r, char **argv, int operand, struct execspec *spec)
+{
+    bool repeatable = argv[operand] != NULL && repeatable_is(r), named = r->nodelist != NULL;
+    int rc = 0;
+    for (int i = 1; i < operand && rc == 0;) {
+        int words = repeatable ? repeatable_nodelist(r, argv + i) : 0;
+        named = named && words == 0;
+        rc = words == 0 ? execspec_add_arg(spec, argv[i]) : add_relative(r, spec);
+        i += words == 0 ? 1 : words;
+    }
+    if (rc == 0 && repeatable && !named)
+        rc = execspec_add_env(spec, VHPC_CALL_VARIABLE "=");
+    return rc < 0 ? rc : add_all(spec, argv + operand);
+}
+
 static int describe_srun(int argc, char **argv, struct execspec *spec)
 {
     struct reading r = {.program = "srun"};
@@ -236,10 +259,7 @@ static int describe_srun(int argc, char **argv, struct execspec *spec)
         image_env_free(&image);
     }
     int rc = pass_folder(&r, spec);
-    /* The agent puts a mark there: after a checkpoint it issues this srun again. */
-    if (rc == 0 && operand < argc && repeatable_is(&r.repeatable))
-        rc = execspec_add_env(spec, VHPC_CALL_VARIABLE "=");
-    return rc < 0 ? rc : add_all(spec, argv + 1);
+    return rc < 0 ? rc : add_step(&r.repeatable, argv, operand, spec);
 }
 
 /* --- the others ----------------------------------------------------------------- */

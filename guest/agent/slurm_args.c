@@ -144,7 +144,7 @@ static const struct option without_value[] = {
     {"ignore-pbs", 0},
     {"immediate", 'I'},
     {"interactive", 0},
-    {"kill-command", 'K'},
+    {"kill-command", 0}, /* -K of salloc, whose options have no effect in guests */
     {"kill-on-bad-exit", 'K'},
     {"label", 'l'},
     {"multi-prog", 0},

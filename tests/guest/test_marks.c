@@ -102,7 +102,10 @@ static void steps_of_the_whole_job_are_repeatable(void **state)
     assert_true(is_repeatable("4", NULL, "mpi=none", "output=x"));
     assert_true(is_repeatable("4", NULL, "open-mode=append", "label"));
     assert_false(is_repeatable("4", NULL, "nodes=2", ""));
-    assert_false(is_repeatable("4", NULL, "ntasks=4", ""));
+    assert_true(is_repeatable("4", NULL, "ntasks=4", "input=none")); /* one task on each node */
+    assert_true(is_repeatable("4", NULL, "ntasks=4", "external-launcher"));
+    assert_false(is_repeatable("4", NULL, "ntasks=5", ""));
+    assert_false(is_repeatable("4", NULL, "input=all", ""));
     assert_false(is_repeatable("4", NULL, "exact", ""));
     assert_false(is_repeatable("4", NULL, "cpus-per-task=2", ""));
     assert_false(is_repeatable("4", NULL, "unknown", ""));
@@ -110,6 +113,73 @@ static void steps_of_the_whole_job_are_repeatable(void **state)
     (void)setenv("SLURM_HOSTFILE", "hosts", 1);
     assert_false(is_repeatable("4", NULL, "", ""));
     (void)unsetenv("SLURM_HOSTFILE");
+}
+
+static void all_nodes_of_the_job_may_be_named(void **state)
+{
+    (void)state;
+    (void)setenv("SLURM_JOB_NODELIST", "n[1-4]", 1);
+    (void)setenv("VHPC_NODELIST", "n1,n2,n3,n4", 1);
+    assert_true(is_repeatable("4", NULL, "nodelist=n[1-4]", "nodes=4"));
+    assert_true(is_repeatable("4", NULL, "nodelist=n1,n2,n3,n4", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=n1,n2,n3", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=4", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=1,n2,n3,n4", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=n1,n2,n4,n3", ""));
+    assert_false(is_repeatable("4", NULL, "nodelist=n[1-4]", "nodelist=n1"));
+    assert_false(is_repeatable("4", NULL, "nodelist=n1", "nodelist=n[1-4]"));
+    (void)unsetenv("SLURM_JOB_NODELIST");
+    (void)unsetenv("VHPC_NODELIST");
+}
+
+/* Of mpirun: one task on each node but the first ones. */
+static bool is_part(const char *nodelist, const char *nodes, const char *tasks, size_t *before)
+{
+    struct repeatable r = {0};
+    repeatable_see(&r, "ntasks-per-node", "1");
+    repeatable_see(&r, "nodes", nodes);
+    repeatable_see(&r, "nodelist", nodelist);
+    repeatable_see(&r, "ntasks", tasks);
+    *before = r.before;
+    return repeatable_is(&r);
+}
+
+static void nodes_at_the_end_of_the_job_may_be_named(void **state)
+{
+    size_t before = 0;
+    (void)state;
+    assert_true(is_repeatable("4", NULL, "", ""));
+    (void)setenv("VHPC_NODELIST", "n1,n2,n13,n4", 1);
+    assert_true(is_part("n2,n13,n4", "3", "3", &before) && before == 1);
+    assert_true(is_part("n4", "1", "1", &before) && before == 3);
+    assert_true(is_part("n1,n2,n13,n4", "4", "4", &before) && before == 0);
+    assert_false(is_part("n2,n13,n4", "3", "4", &before));
+    assert_false(is_part("n2,n13,n4", "2", "3", &before));
+    assert_false(is_part("n2,n13", "2", "2", &before)); /* Slurm prefers idle nodes */
+    assert_false(is_part("n3,n4", "2", "2", &before));
+    assert_false(is_part("n0,n1,n2,n13,n4", "5", "5", &before));
+    assert_false(is_repeatable("4", NULL, "ntasks-per-node=1", ""));
+    assert_false(is_repeatable("4", NULL, "ntasks-per-node=2", ""));
+    (void)unsetenv("VHPC_NODELIST");
+}
+
+static void the_words_of_nodelist_are_known(void **state)
+{
+    char *const words[] = {"srun",          "--nodelist", "n1",    "-w", "n2",
+                           "--nodelist=n3", "-wn4",       "-lwn5", NULL};
+    static const struct {
+        int word, skipped, found;
+    } of[] = {{2, 0, 2}, {4, 0, 2}, {5, 11, 1}, {6, 2, 1}, {7, 3, 0}};
+    (void)state;
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++) {
+        struct repeatable r = {.nodelist = words[of[i].word] + of[i].skipped};
+        for (int word = 0; words[word] != NULL; word++) {
+            bool begins = word == of[i].word - (of[i].found == 2 ? 1 : 0);
+            assert_int_equal(repeatable_nodelist(&r, words + word), begins ? of[i].found : 0);
+        }
+    }
+    assert_int_equal(repeatable_nodelist(&(struct repeatable){0}, words), 0);
 }
 
 static void all_steps_of_a_job_of_one_guest_are_repeatable(void **state)
@@ -130,6 +200,9 @@ int main(void)
         cmocka_unit_test(other_texts_are_no_marks),
         cmocka_unit_test(the_newest_tasks_are_known),
         cmocka_unit_test(steps_of_the_whole_job_are_repeatable),
+        cmocka_unit_test(all_nodes_of_the_job_may_be_named),
+        cmocka_unit_test(nodes_at_the_end_of_the_job_may_be_named),
+        cmocka_unit_test(the_words_of_nodelist_are_known),
         cmocka_unit_test(all_steps_of_a_job_of_one_guest_are_repeatable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

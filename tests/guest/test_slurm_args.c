@@ -80,9 +80,11 @@ static void the_operand_is_found(void **state)
     }
 }
 
-static void srun_waits_for_seconds(void **state)
+static void srun_has_letters_of_its_own(void **state)
 {
     (void)state;
+    assert_string_equal(operand_of(SLURM_SRUN, "srun -K job"), "job");
+    assert_string_equal(seen, "kill-on-bad-exit=");
     assert_string_equal(operand_of(SLURM_SRUN, "srun -W 30 --wait 20 job"), "job");
     assert_string_equal(seen, "wait=30 wait=20");
 }
@@ -99,7 +101,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_operand_is_found),
-        cmocka_unit_test(srun_waits_for_seconds),
+        cmocka_unit_test(srun_has_letters_of_its_own),
         cmocka_unit_test(the_last_component_has_the_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -77,9 +77,14 @@ def test_a_lost_doubled_or_wrong_turn_is_found(text: str, clause: str) -> None:
 @pytest.mark.vlab_itself
 def test_turns_are_repeated_after_a_fault_back_to_its_checkpoint() -> None:
     text = output(range(1, 7), range(4, 10))
-    for after, least, right in ((6, 3, True), (6, 0, True), (6, 4, False), (5, 3, False)):
-        found = list(wrong(text, (0,), 9, [Return({0: after}, {0: least})]))
+    for after, least, right in (({0: 6}, 3, True), ({0: 6}, 0, True), ({0: 6}, 4, False), ({0: 5}, 3, False)):
+        found = list(wrong(text, (0,), 9, [Return(after, {0: least})]))
         assert (found == []) is right, (after, least, found)
+    assert list(wrong(text, (0,), 9, [Return(None, {0: 3})])) == []
+    assert list(wrong(text, (0,), 9, [Return(None, {0: 4})])) == ["task 0 repeats turns 4 to 6"]
+    for ends, right in ((1, True), (2, True), (3, False)):
+        found = list(wrong(output(range(1, 10)) + "end\n" * (ends - 1), (0,), 9, [Return(None, {0: 0})]))
+        assert (found == []) is right, (ends, found)
 
 
 @pytest.mark.vlab_itself

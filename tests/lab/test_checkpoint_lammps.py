@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LAMMPS over two guests is saved three times and continues: its table is that of an uninterrupted run."""
+"""LAMMPS over two guests is saved three times and continues: its table is that of an uninterrupted run.
+
+It continues in place, and twice on other nodes: start the lab by `lab/vlab up --nodes 4`.
+"""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import hpc_codes
 import pytest
@@ -33,6 +37,8 @@ ROW = re.compile(r" +\d+(?: +-?[0-9.e+-]+){4}$")
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs(lab: Lab) -> Iterator[None]:
+    if len(lab.nodes) < 4:
+        pytest.skip("a job of two nodes changes its nodes: start the lab by `lab/vlab up --nodes 4`")
     publish(IMAGE)
     hpc_codes.prepare(IMAGE)
     with checkpoints_on(lab):
@@ -46,9 +52,22 @@ def table(text: str) -> list[str]:
 
 
 def reaches(lab: Lab, job: Job, rows: int) -> None:
-    """Wait for so many rows; a job that has ended before fails the test at once."""
+    """Wait for so many rows, at least one of them new; a job that has ended before fails the test at once."""
+    rows = max(rows, len(table(said(lab, job))) + 1)
     until(lambda: len(table(said(lab, job))) >= rows or not job.queued(), f"row {rows} of job {job.id}", 900)
     assert job.queued(), job.told()
+
+
+@contextmanager
+def elsewhere(lab: Lab, job: Job) -> Iterator[None]:
+    """A run that starts within is on other nodes than the present one."""
+    nodes = job.show()["NodeList"]
+    lab.run("ctl", "scontrol", "update", f"NodeName={nodes}", "State=DRAIN", "Reason=test")
+    try:
+        yield
+        assert job.show()["NodeList"] != nodes
+    finally:
+        lab.run("ctl", "scontrol", "update", f"NodeName={nodes}", "State=RESUME")
 
 
 @pytest.mark.promise("checkpoint.lammps")
@@ -67,8 +86,10 @@ def test_lammps_prints_the_table_of_an_uninterrupted_run(lab: Lab, way: str) -> 
         reaches(lab, job, row)
         if number == 1:
             checkpoint(lab, str(job.id))
-        else:
+            continue
+        with elsewhere(lab, job):
             requeue(lab, job, (number + 2) // 2)
+            reaches(lab, job, 0)
     assert job.wait(timeout=900) == "COMPLETED", said(lab, job)
     assert table(job.output()) == rows
     assert job.output().count("status 0\n") == 1, job.output()

@@ -30,6 +30,9 @@ TOUCH_S = 60.0
 """So long after a kill, what fails may be its consequence."""
 NOT_NOW = re.compile(r"not booted yet|is being saved|has ended|is not running|is ending")
 """Why a checkpoint is refused without any fault: the job was about to start or to end."""
+LATE = re.compile(r"does not run in guests|the command srun starts")
+FORGETS_S = 300.0
+"""So long a killed slurmctld may take a job that it has requeued for running, and steps may wait for it."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class Life:
         self._doubts: list[tuple[str, float, float]] = []
         self._kept: list[tuple[str, dict[int, int]]] = []
         """Names of valid checkpoints, and the last turn of each task that they hold at least."""
+        self._known_kills = 0
+        self._begin = 0
+        """Where the output begins of the runs since the last fault."""
         self._failures = 0
         self._restarts = 0
         self._since = time.monotonic()
@@ -86,6 +92,7 @@ class Life:
         """Save it until its program has done all its turns; then judge the output."""
         while self._goes_on():
             time.sleep(self._dice.uniform(0.5, 4.0))
+        self._see_kills()
         text, kills = self.text(), self._shared.record.kills
         for clause, since, until in self._doubts:
             if not any(kill.touches(self.ids, since, until) for kill in kills):
@@ -105,7 +112,14 @@ class Life:
         self._shared.record.found.append(f"job {self.ids} ({self.number}): {clause}")
         self._shared.background.log(f"FOUND {self._shared.record.found[-1]}")
 
+    def _see_kills(self) -> None:
+        kills = self._shared.record.kills[:]
+        if any(kill.what == "slurmctld" for kill in kills[self._known_kills :]):
+            self._returns.append(Return(None, self._held))
+        self._known_kills = len(kills)
+
     def _goes_on(self) -> bool:
+        self._see_kills()
         job = self.jobs[-1]
         show = job.show()
         state, restarts = show["JobState"], int(show["Restarts"])
@@ -125,8 +139,12 @@ class Life:
 
     def _counts(self) -> bool:
         """Whether each task has taken a turn since the run before."""
-        last = last_turns(self.text(), self.kind.ranks)
-        return all(last[rank] > turn for rank, turn in self._held.items())
+        return all(self._last[rank] > turn for rank, turn in self._held.items())
+
+    @property
+    def _last(self) -> dict[int, int]:
+        """The last turn of each task since the last fault."""
+        return last_turns(self.text()[self._begin :], self.kind.ranks)
 
     @property
     def _held(self) -> dict[int, int]:
@@ -137,6 +155,7 @@ class Life:
         self._restarts = int(self.jobs[-1].show()["Restarts"])
         text = self.text()
         self._returns.append(Return(last_turns(text, self.kind.ranks), self._held))
+        self._begin = len(text)
         self._doubt(f"a run has ended without a fault: {self.jobs[-1].told()}", self._since)
         self._since = time.monotonic()
 
@@ -158,7 +177,7 @@ class Life:
         way = self._dice.choices(list(WAYS), list(WAYS.values()))[0]
         name = f"c{self.number}.{len(self.jobs)}.{self._dice.randrange(10**6)}"
         words = {"in place": (), "requeue": ("--requeue",), "stop": ("--stop", "--name", name)}[way]
-        floor, begin = last_turns(self.text(), self.kind.ranks), time.monotonic()
+        floor, begin = self._last, time.monotonic()
         self._shared.begun.set()
         command = ("vhpc", "checkpoint", str(job.id), *words, "--json")
         done = self.lab.run("login", *command, user="alice", check=False, timeout=400)
@@ -180,7 +199,8 @@ class Life:
     def _refused(self, begin: float, line: str) -> None:
         self._shared.record.refused.append(line)
         if not NOT_NOW.search(line):
-            self._doubt(f"a checkpoint has failed without a fault: {line}", begin)
+            since = begin - FORGETS_S if LATE.search(line) else begin
+            self._doubt(f"a checkpoint has failed without a fault: {line}", since)
 
     def _resume(self, name: str) -> None:
         """Continue the stopped job as another one."""

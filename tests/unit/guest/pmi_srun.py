@@ -8,59 +8,31 @@ keeps the task's end open.  Run by ``steps_rig`` with the folders of the job and
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from threading import Condition, Thread
 
-FOLDER, BIN = Path(sys.argv[1]), Path(sys.argv[2])
+from srun_step import FOLDER, SrunStep, sockets
 
 
-class Step:
+class Step(SrunStep):
     """A step and its key-value store."""
 
-    def __init__(self, sockets: list[str]) -> None:
-        with (FOLDER / "sruns").open("a") as sruns:
-            print(ascii(sys.argv[3:]), file=sruns)
-        self.number = len((FOLDER / "sruns").read_text().splitlines())
+    def __init__(self) -> None:
+        super().__init__(sockets())
         self.seen = {"PMI_process_mapping": "(vector,(0,1,2))"}
         self.put: dict[str, str] = {}
         self.fence = Condition()
         self.inside = self.fences = 0
-        words = sys.argv[3:]
-        while words[0].startswith("-"):
-            del words[0]
-        self.size = len(sockets)
-        self.ends, self.tasks = [], []
-        for rank, path in enumerate(sockets):
+        self.ends = []
+        for rank in range(self.size):
             own, task = socket.socketpair()
             self.ends.append((own, task))
             Thread(target=self._serve, args=(rank, own), daemon=True).start()
-            env = {
-                "SLURM_STEP_ID": str(self.number),
-                "SLURM_PROCID": str(rank),
-                "SLURM_MPI_TYPE": "pmi2",
-                "SLURM_STEP_NUM_TASKS": str(self.size),
-                "SLURM_STEP_NUM_NODES": "1",
-                "PMI_RANK": str(rank),
-                "PMI_SIZE": str(self.size),
-                "PMI_FD": str(task.fileno()),
-                "VHPC_RUN_SOCKET": path,
-            }
-            self.tasks.append(
-                subprocess.Popen(
-                    [BIN / "vhpc-run", "--", *words],
-                    env=os.environ | env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=1 if rank == 0 else 2,
-                    pass_fds=(task.fileno(),),
-                )
-            )
+            end = task.fileno()
+            variables = {"PMI_RANK": str(rank), "PMI_SIZE": str(self.size), "PMI_FD": str(end)}
+            self.start(rank, "pmi2", variables, end)
 
     def _serve(self, rank: int, own: socket.socket) -> None:
         try:
@@ -130,24 +102,13 @@ class Step:
                 self.fence.notify_all()
             self.fence.wait_for(lambda: self.fences > mine)
 
-    def terminate(self) -> None:
-        """Signal all tasks."""
-        for task in self.tasks:
-            task.terminate()
-
-    def wait(self) -> int:
-        """The highest code of all tasks."""
-        return max(task.wait() for task in self.tasks)
-
 
 def main() -> None:
     """Run a step."""
     waits = FOLDER / "waits"
     while waits.exists() and not (FOLDER / waits.read_text()).exists():
         time.sleep(0.05)
-    step = Step((FOLDER / "sockets").read_text().split())
-    signal.signal(signal.SIGTERM, lambda *_: step.terminate())
-    sys.exit(step.wait())
+    Step().run()
 
 
 if __name__ == "__main__":

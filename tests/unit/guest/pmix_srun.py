@@ -8,59 +8,31 @@ ends before FINALIZE for a task that has died.  Run by ``steps_rig`` with the fo
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
-from pathlib import Path
 from threading import Condition, Thread
 
-FOLDER, BIN = Path(sys.argv[1]), Path(sys.argv[2])
+from srun_step import FOLDER, SrunStep, sockets
+
 COMMIT, FENCE, GET, FINALIZE, REGISTER, DEREGISTER = 2, 3, 4, 5, 13, 14
 GOOD, NOT_FOUND = b"\2\0", b"\2\x5b"
 
 
-class Step:
+class Step(SrunStep):
     """A step, what its tasks have committed, and how many wait in a fence."""
 
-    def __init__(self, sockets: list[str]) -> None:
-        with (FOLDER / "sruns").open("a") as sruns:
-            print(ascii(sys.argv[3:]), file=sruns)
-        number = len((FOLDER / "sruns").read_text().splitlines())
-        self.namespace = f"slurm.pmix.42.{number * 7}"  # of one digit, then of two
-        self.number, self.size = number, len(sockets)
+    def __init__(self) -> None:
+        super().__init__(sockets())
+        self.namespace = f"slurm.pmix.42.{self.number * 7}"  # of one digit, then of two
         self.values: dict[int, bytes] = {}
         self.changed = Condition()
         self.inside = self.fences = 0
-        words = sys.argv[3:]
-        while words[0].startswith("-"):
-            del words[0]
         self.listener = socket.create_server(("127.0.0.1", 0))
         uri = f"pmix-server.7;tcp4://127.0.0.1:{self.listener.getsockname()[1]}"
         Thread(target=self._accept, daemon=True).start()
-        self.tasks = []
-        for rank, path in enumerate(sockets):
-            env = {
-                "SLURM_STEP_ID": str(number),
-                "SLURM_PROCID": str(rank),
-                "SLURM_MPI_TYPE": "pmix",
-                "SLURM_STEP_NUM_TASKS": str(self.size),
-                "SLURM_STEP_NUM_NODES": "1",
-                "PMIX_NAMESPACE": self.namespace,
-                "PMIX_RANK": str(rank),
-                "PMIX_SERVER_URI41": uri,
-                "VHPC_RUN_SOCKET": path,
-            }
-            self.tasks.append(
-                subprocess.Popen(
-                    [BIN / "vhpc-run", "--", *words],
-                    env=os.environ | env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=1 if rank == 0 else 2,
-                )
-            )
+        for rank in range(self.size):
+            variables = {"PMIX_NAMESPACE": self.namespace, "PMIX_RANK": str(rank), "PMIX_SERVER_URI41": uri}
+            self.start(rank, "pmix", variables)
 
     def _accept(self) -> None:
         while True:
@@ -122,22 +94,6 @@ class Step:
         if command != DEREGISTER:
             link.sendall(struct.pack(">IIII", 0, tag, len(said), 0) + said)
 
-    def terminate(self) -> None:
-        """Signal all tasks."""
-        for task in self.tasks:
-            task.terminate()
-
-    def wait(self) -> int:
-        """The highest code of all tasks."""
-        return max(task.wait() for task in self.tasks)
-
-
-def main() -> None:
-    """Run a step."""
-    step = Step((FOLDER / "sockets").read_text().split())
-    signal.signal(signal.SIGTERM, lambda *_: step.terminate())
-    sys.exit(step.wait())
-
 
 if __name__ == "__main__":
-    main()
+    Step().run()

@@ -120,6 +120,25 @@ def test_a_step_that_starts_late_is_held_too(job: Job) -> None:
     assert [line for line in job.both() if line[0] in "ls"] == ["late", "late", "status 0"]
 
 
+def test_tasks_that_wait_for_their_step_delay_a_hold(job: Job) -> None:
+    """Slurm may take minutes for a step: no program is stopped meanwhile."""
+    run = job.start(f"{job.srun(LINES)}; echo status $?")
+    job.grown()
+    job.wait_for("cpus")
+    job.hold()
+    job.release()
+    until(lambda: len(job.sruns()) == 2, "the srun to be issued again")
+    assert job.delay().endswith(" starts")
+    (job.folder / "cpus").touch()
+    job.grown()
+    job.hold()
+    job.release()
+    job.grown()
+    (job.folder / "enough").touch()
+    assert run.wait(WAIT_S) == 0
+    exact(job)
+
+
 def test_signals_reach_tasks_that_were_taken_over(job: Job) -> None:
     catch = "trap 'echo got it; exit 2' TERM; echo up; while :; do echo tick; sleep 0.05; done"
     run = job.start(f"{job.srun(catch)} & trap 'kill $!; wait; echo ended' TERM; wait")

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoint_rig import Site, nodes
 from controller_lab import request
-from store_backends import ENGINES, open_at, place
+from store_backends import open_at, place
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.checkpoint import Checkpoint
@@ -17,11 +16,9 @@ from vhpc_slurm.controller.leases.checkpoint_removal import DAY_S
 from vhpc_slurm.model import CheckpointState
 
 
-@pytest.fixture(params=ENGINES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    found = Site(open_at(place(request.param, tmp_path)), Config(checkpoint=Checkpoint(max_age_days=2)))
-    yield found
-    found.store.close()
+@pytest.fixture
+def site_config() -> Config:
+    return Config(checkpoint=Checkpoint(max_age_days=2))
 
 
 def aged(site: Site) -> list[str]:

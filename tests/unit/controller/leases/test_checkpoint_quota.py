@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_rig import Site, nodes
 from controller_lab import request
-from store_backends import ENGINES, open_at, place
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
@@ -26,13 +23,15 @@ RULES = (
 )
 
 
-@pytest.fixture(params=ENGINES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture
+def site_config() -> Config:
+    return Config(policy=RULES)
+
+
+@pytest.fixture(autouse=True)
+def _sizes(site: Site) -> None:
     """Jobs have 4096 MiB of memory, and save 1000 MiB."""
-    found = Site(open_at(place(request.param, tmp_path)), Config(policy=RULES))
-    found.size = 500 * MIB
-    yield found
-    found.store.close()
+    site.size = 500 * MIB
 
 
 def job(site: Site, job_id: int, **other: Any) -> Lease:

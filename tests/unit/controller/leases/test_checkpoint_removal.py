@@ -3,30 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from checkpoint_rig import Site, nodes
-from controller_lab import request
-from store_backends import ENGINES, open_at, place
+from checkpoint_rig import Site
 
 from vhpc_slurm.model import CheckpointState, InUse, KeeperState, Lease, Removed
 
 S = CheckpointState
 ALICE, BOB = 2001, 2002
-
-
-@pytest.fixture(params=ENGINES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    found = Site(open_at(place(request.param, tmp_path)))
-    yield found
-    found.store.close()
-
-
-@pytest.fixture
-def job(site: Site) -> Lease:
-    return site.open(request(7), nodes())
 
 
 def test_the_names_that_exist_are_removed(site: Site, job: Lease) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from checkpoint_rig import NODES, Site, nodes, saved
 from controller_lab import allocation, request
-from store_backends import ENGINES, open_at, place
+from store_backends import open_at, place
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.checkpoint import Checkpoint
@@ -33,18 +32,6 @@ from vhpc_slurm.model import (
 from vhpc_slurm.options import BatchPlace
 
 S, K, Do = CheckpointState, KeeperState, OrderKind
-
-
-@pytest.fixture(params=ENGINES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    found = Site(open_at(place(request.param, tmp_path)))
-    yield found
-    found.store.close()
-
-
-@pytest.fixture
-def job(site: Site) -> Lease:
-    return site.open(request(7), nodes())
 
 
 def test_all_nodes_hold_then_save_then_continue(site: Site, job: Lease) -> None:

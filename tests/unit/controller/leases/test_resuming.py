@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_rig import JOB_NETWORK, Site, nodes, saved
 from controller_lab import identity, request
-from store_backends import ENGINES, open_at, place
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.checkpoint import Checkpoint
@@ -22,13 +19,9 @@ from vhpc_slurm.model import CheckpointState, HetPlace, InUse, KeeperState, Leas
 from vhpc_slurm.options import BatchPlace
 
 
-@pytest.fixture(params=ENGINES)
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    found = Site(
-        open_at(place(request.param, tmp_path)), Config(network=JOB_NETWORK, disks=Disks(max_mib=4096))
-    )
-    yield found
-    found.store.close()
+@pytest.fixture
+def site_config() -> Config:
+    return Config(network=JOB_NETWORK, disks=Disks(max_mib=4096))
 
 
 @pytest.fixture
