@@ -14,9 +14,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import NoReturn, cast
 
 from vhpc_slurm import files, slurm
@@ -24,53 +23,25 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import common, start
-from vhpc_slurm.hooks.keeperport import Begin, NodeGuests, Setting, Terminated
+from vhpc_slurm.hooks.interrupts import Interrupts
+from vhpc_slurm.hooks.keeperport import Begin, NodeGuests, Setting
 from vhpc_slurm.hooks.keeping import Keeper
 from vhpc_slurm.model import Generation, KeeperOrder, SavedNode
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import comments
 
+ROLE = "keeper"
 GUESTS = "vhpc_slurm.node.checkpoint.guests"
 LOCK_S = 10.0
 """How long to wait for the lock of an earlier keeper, which may be about to end."""
 
 
-class Stopping:
-    """SIGTERM, which ends a wait at once, and everything else after it is done."""
-
-    def __init__(self) -> None:
-        self._asked = self._waits = False
-
-    def install(self) -> None:
-        """Take SIGTERM; one that came while it was blocked comes now."""
-        signal.signal(signal.SIGTERM, self.ask)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-    def ask(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """End the wait, or the next one."""
-        del number, frame
-        self._asked = True
-        if self._waits:
-            raise Terminated
-
-    @contextlib.contextmanager
-    def ends(self) -> Iterator[None]:
-        """A wait that SIGTERM ends."""
-        self._waits = True
-        try:
-            if self._asked:
-                raise Terminated
-            yield
-        finally:
-            self._waits = False
-
-
 class OwnProcess:
     """This process."""
 
-    def __init__(self, layout: Layout, generation: Generation, stopping: Stopping) -> None:
-        self._layout, self._generation, self._stopping = layout, generation, stopping
+    def __init__(self, layout: Layout, generation: Generation, interrupts: Interrupts) -> None:
+        self._layout, self._generation, self._interrupts = layout, generation, interrupts
         self._version = start.version()
 
     def pause(self, seconds: float) -> None:
@@ -79,12 +50,12 @@ class OwnProcess:
 
     def await_done(self, done: threading.Event, seconds: float) -> bool:
         """Wait for an event."""
-        with self._stopping.ends():
+        with self._interrupts.end():
             return done.wait(seconds)
 
     def ask(self, question: Callable[[], KeeperOrder]) -> KeeperOrder:
         """The answer."""
-        with self._stopping.ends():
+        with self._interrupts.end():
             return question()
 
     def comment(self, text: str) -> None:
@@ -159,32 +130,32 @@ class LateGuests:
         return self._found
 
 
-def run(generation: Generation, node: str, begin: Begin, stopping: Stopping, config: Config) -> int:
+def run(generation: Generation, node: str, begin: Begin, interrupts: Interrupts, config: Config) -> int:
     """Keep the guests until the job is over; only one keeper of a job does."""
     layout = Layout(config)
     setting = Setting(generation, node, float(config.checkpoint.hold_timeout_s))
     try:
-        lock = files.open_lock(layout.keeper_lock(generation.job_id))
+        lock = files.open_lock(layout.attendant_lock(generation.job_id, ROLE))
     except FileNotFoundError:
         common.log.info("keeper: the run folder of the job has been removed")
         return 0
     if not files.lock(lock, LOCK_S):
         common.log.error("keeper: another one of the job runs")
         return 1
-    guests, process = LateGuests(layout, generation), OwnProcess(layout, generation, stopping)
+    guests, process = LateGuests(layout, generation), OwnProcess(layout, generation, interrupts)
     # not patient: what is not answered is asked again
     vhpcd = ControllerClient(config, patient=False)
     if Keeper(setting, vhpcd, guests, process).run(begin):
         with contextlib.suppress(OSError):  # the run folder may be gone
-            layout.keeper_over(generation.job_id).touch(mode=0o600)
+            layout.attendant_over(generation.job_id, ROLE).touch(mode=0o600)
     return 0  # the kernel releases the lock when the process has ended
 
 
 def entry(generation: str, node: str, begin: str) -> int:
     """Process entry point."""
-    stopping = Stopping()
-    stopping.install()
-    work = partial(run, Generation.parse(generation), node, Begin(begin), stopping)
+    interrupts = Interrupts()
+    interrupts.install()
+    work = partial(run, Generation.parse(generation), node, Begin(begin), interrupts)
     status = common.main("keeper", work)
     common.close_log()
     os._exit(status)  # a thread that waits for libvirt or for storage must not keep the process

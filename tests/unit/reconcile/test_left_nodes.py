@@ -276,4 +276,4 @@ def test_a_silent_guest_gets_the_change_later(node: Node, monkeypatch: pytest.Mo
         (finding,) = left_nodes.findings(node.layout, "n1", [record], [record])
         with pytest.raises(NodeError, match="vhpc-shim"):
             finding.repair()
-    assert forgotten == [("n1", ("n2",))] * 2
+    assert forgotten == [("n1", ("n2",), ())] * 2
