@@ -100,6 +100,23 @@ def peers(own: ClusterMember, others: Collection[ClusterMember], local: str) -> 
     return tuple(sorted(found - {local}))
 
 
+def cluster_name(hostname: str, member: ClusterMember) -> str:
+    """The name of a member's guest in the guests of all members."""
+    return f"{hostname}-j{member.generation.job_id}"
+
+
+def member_peers(own: ClusterMember, others: Collection[ClusterMember]) -> list[plan.Peer]:
+    """The first living guest of each other member, in the order of ``others``.  Pure."""
+    found = []
+    for member in reachable(own, others):
+        living = ((rank, one) for rank, one in enumerate(plan.members(member)) if rank not in member.gone)
+        for rank, guest in living:
+            name = cluster_name(guest.hostname, member)
+            found.append(plan.Peer(name, guest.node, plan.addresses(member.segment, rank)))
+            break
+    return found
+
+
 def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
     """Make the segment know exactly these other members.
 
