@@ -39,6 +39,8 @@
 /* In the guest: values of variables of the same names. */
 #define VHPC_HOSTFILE "/run/vhpc/hostfile"
 #define VHPC_MACHINEFILE "/run/vhpc/machinefile"
+/* In the guest: lists of the guests of its cluster. */
+#define VHPC_CLUSTER_FOLDER "/run/vhpc/cluster"
 
 enum {
     VHPC_HEADER = 16,             /* bytes of a frame header */
@@ -190,6 +192,11 @@ enum vhpc_tag {
     TAG_TIME_NS = 148,
     TAG_HOLD = 149,
     TAG_PMI_TOLD = 150,
+    TAG_CLUSTER = 151,
+    TAG_GUEST = 152,
+    TAG_JOB = 153,
+    TAG_MEMBER_HOST_KEY = 154,
+    TAG_MEMBER_USER_KEY = 155,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -224,6 +231,7 @@ enum vhpc_op {
     VHPC_OP_RELEASE = 36,
     VHPC_OP_RESUME = 37,
     VHPC_OP_PREPARE = 38,
+    VHPC_OP_CLUSTER = 39,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

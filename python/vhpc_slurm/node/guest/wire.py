@@ -96,6 +96,7 @@ class Op(IntEnum):
     RELEASE = 36
     RESUME = 37
     PREPARE = 38
+    CLUSTER = 39
 
 
 class GuestState(IntEnum):
@@ -210,6 +211,11 @@ class Tag(IntEnum):
     TIME_NS = 148
     HOLD = 149
     PMI_TOLD = 150
+    CLUSTER = 151
+    GUEST = 152
+    JOB = 153
+    MEMBER_HOST_KEY = 154
+    MEMBER_USER_KEY = 155
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:
