@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a keeper and of a follower have in common: one of a job, its waits, and its end."""
+"""Common code of the processes of keepers and followers: their lock, their waits, and their end."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Vhpcd(Protocol):
     def roster(
         self, generation: Generation, node: str, applied: int, gone: tuple[int, ...], wait_s: float
     ) -> Roster:
-        """What has changed since version ``applied``, which this node has; it is awaited for ``wait_s``.
+        """The changes since version ``applied``, which this node has; without any vhpcd waits for ``wait_s``.
 
         Raises:
             VhpcError: vhpcd does not answer, or not to this.

@@ -159,7 +159,7 @@ class Follower(Struct):
         self._applied = self.known.version
 
     def _tell(self) -> None:
-        """Tell the guests; one that does not answer holds up nobody, and is told again later."""
+        """Tell the guests; those that do not answer delay nobody, and are told again later."""
         late = self.guests.tell(self.known)
         self._tell_at = self.clock() + TELL_AGAIN_S if late else None
 

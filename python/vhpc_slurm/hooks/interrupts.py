@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends the waits of an attendant: SIGTERM, and for a follower the end of a guest."""
+"""Signals that end the waits of an attendant: SIGTERM, and for a follower the end of a guest."""
 
 from __future__ import annotations
 

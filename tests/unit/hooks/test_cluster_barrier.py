@@ -56,7 +56,7 @@ class Start:
     meanwhile: list[Callable[[], object]] = field(default_factory=list)
 
     def know(self, *others: ClusterMember) -> None:
-        """What the follower of this node has applied."""
+        """The follower of this node has applied these."""
         membership.write(self.layout, 42, replace(follower.of(self.lease), version=5, others=others))
 
     def wait(self, node: str = "n1") -> None:

@@ -55,7 +55,7 @@ class Part:
         self.network = ClusterNetwork(self.layout, lease.generation, fresh=True)
 
     def follow(self, *others: ClusterMember, version: int = 1) -> None:
-        """What the follower does after an answer of vhpcd."""
+        """Apply an answer of vhpcd as the follower does."""
         known = self.known
         with inside(self.host.namespace):
             self.network.follow(replace(known, version=version, others=others))

@@ -27,7 +27,7 @@ def start(layout: Layout, journal: Journal, lease: Lease, node: str) -> None:
 
 
 def of(lease: Lease) -> Membership:
-    """What is known of the cluster before vhpcd has answered: the job itself."""
+    """The cluster before vhpcd has answered: the job itself."""
     assert lease.cluster is not None
     assert lease.segment is not None
     keys = lease.ssh

@@ -132,7 +132,7 @@ def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
 
 
 def _forwarding(vxlan: str, there: Entries, needed: Entries) -> Iterator[Command]:
-    """What is wrong is removed first: a MAC address has one entry."""
+    """Wrong entries are removed first: a MAC address has one entry."""
     for mac, address, vni in sorted(there.remote - needed.remote):
         yield ("fdb", "del", mac, "dev", vxlan, "self", "dst", address, "vni", str(vni))
     for mac in sorted(there.ports - needed.ports):

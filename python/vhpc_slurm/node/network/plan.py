@@ -40,7 +40,7 @@ TUNNEL_BITS = 96
 PREFIX = "vhpc"
 """Of all names of interfaces; with a VNI of 8 digits and a guest of 2 they have 15 characters, the most."""
 Joined = Lease | ClusterMember
-"""What has guests on a segment: a job, or another member of its cluster."""
+"""A job with a segment, or another member of its cluster."""
 _NAME = re.compile(rf"{PREFIX}(?:[bxw]([0-9]{{1,8}})|([0-9]{{1,8}})g[0-9]{{1,2}})\Z", re.ASCII)
 
 

@@ -36,7 +36,7 @@ class ClusterNetwork:
             membership.write(self._layout, self._generation.job_id, known)
 
     def _accept(self, found: NetworkData, around: tuple[str, ...]) -> None:
-        """Have the firewall accept frames from these nodes; it is made anew only if they are others."""
+        """Have the firewall accept frames from these nodes, if it does not accept just these already."""
         if around == self._accepted or not firewall.available():
             return
         self._accepted = None

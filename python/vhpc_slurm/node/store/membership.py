@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node knows of the cluster of a job: a file in the job's run folder.
+"""The file in a job's run folder with the members of its cluster that the node knows.
 
 Prolog writes it before it starts the follower, which replaces it after each change that it has applied to the
 job's network. So the file says what the network has, also to a new follower and to who makes the firewall

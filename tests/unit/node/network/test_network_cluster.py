@@ -75,6 +75,7 @@ def arrives(source: Guest, target: Guest) -> bool:
     return bool(found)
 
 
+@pytest.mark.promise("net.cluster")
 def test_guests_of_all_members_reach_each_other(site: Site) -> None:
     apart = [site.one.guests[0], site.two.guests[0], site.three.guests[0]]
     pairs = [(one, two) for one in apart for two in apart if one is not two]
@@ -94,6 +95,7 @@ def test_ipv6_addresses_of_other_members_are_found(site: Site) -> None:
         assert target.mac in advert[78:]
 
 
+@pytest.mark.promise("net.cluster")
 def test_a_member_that_has_left_neither_sends_nor_receives(site: Site) -> None:
     before = site.one.state
     site.meet()
