@@ -175,18 +175,18 @@ class _Barrier:
     def _test_members(self, guest: RunningGuest) -> None:
         """Repeat a guest's tests until the other members have answered, except those that have gone."""
         until = time.monotonic() + self._config.network.reach_timeout_s
+        limit_s = float(self._config.guests.stage_timeout_s)
         answered: set[str] = set()
-        with self._channel(guest) as channel:
-            while pending := [peer for peer in self._other_members() if peer.hostname not in answered]:
-                addresses = [address for peer in pending for address in peer.addresses]
-                limit_s = float(self._config.guests.stage_timeout_s)
+        while pending := [peer for peer in self._other_members() if peer.hostname not in answered]:
+            addresses = [address for peer in pending for address in peer.addresses]
+            with self._channel(guest) as channel:
                 found = reach(channel, addresses, guest.mtu, REPORT_S, limit_s)
-                lost = [peer for peer in pending if set(peer.addresses) & set(found.unanswered)]
-                answered |= {peer.hostname for peer in pending if peer not in lost}
-                if lost:
-                    self._tell("passed")
-                    if time.monotonic() >= until and lost[0] in self._other_members():
-                        raise self._failed(self._member_unreachable(guest, lost[0], found.why))
+            lost = [peer for peer in pending if set(peer.addresses) & set(found.unanswered)]
+            answered |= {peer.hostname for peer in pending if peer not in lost}
+            if lost:
+                self._tell("passed")
+                if time.monotonic() >= until and lost[0] in self._other_members():
+                    raise self._failed(self._member_unreachable(guest, lost[0], found.why))
 
     def _other_members(self) -> list[Peer]:
         """A guest of the oldest and one of the newest other member, as far as this node's network has any."""
