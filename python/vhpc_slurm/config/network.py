@@ -370,9 +370,10 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def barrier_s(self) -> int:
         """Longest time that the ready barrier adds to a Prolog, in seconds.
 
-        The first node gives the others the time to find out which guests do not reach each other.
+        The first node gives the others the time to find out which guests do not reach each other. In a
+        cluster it gives the nodes of other members as long, and then its guests test other members.
         """
-        return self.ready_timeout_s + 2 * self.reach_timeout_s if "job" in self.allowed else 0
+        return self.ready_timeout_s + 5 * self.reach_timeout_s if "job" in self.allowed else 0
 
     @property
     def ipv4_network(self) -> IPv4Network:

@@ -57,6 +57,8 @@ class ReadyState(Wire, frozen=True, tag="ready"):
         reported: those of the nodes asked about that have reported that their guests are set up.
         failure: of a node that gave up.
         failed_starts: how many generations of the job have failed because of the network between nodes.
+        unaware: how many nodes of the job's cluster have not taken the job into their network.
+        first_unaware: the first of them.
     """
 
     over: bool
@@ -65,6 +67,8 @@ class ReadyState(Wire, frozen=True, tag="ready"):
     reported: tuple[str, ...] = ()
     failure: NodeFailure | None = None
     failed_starts: int = 0
+    unaware: int = 0
+    first_unaware: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:

@@ -10,17 +10,21 @@ a job that cannot start.
 In a heterogeneous job the barrier is over all components on the segment, and the first node is that
 of the first of them: Slurm starts the batch script when the nodes of all components are ready
 (_het_job_ready in slurmctld/job_scheduler.c).
+
+A job of a cluster joins it when all its nodes have passed. Then the first node waits until the nodes of all
+members know the job (their followers tell vhpcd), and its guests test a guest of the oldest and one of the
+newest other member.
 """
 # Decision: The ready barrier is in the Prologs
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -28,8 +32,11 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Lease, RunningGuest, RunningNode
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import reach
+from vhpc_slurm.node.network.cluster import member_peers
 from vhpc_slurm.node.network.plan import Peer, reach_targets
+from vhpc_slurm.node.store import membership
 from vhpc_slurm.node.store.journal import Stopped
+from vhpc_slurm.node.store.layout import Layout
 
 REPORT_S = 2.0
 """A node reports that it waits if its guests have received no answer after this time, in seconds."""
@@ -37,6 +44,8 @@ ASK_S = 5.0
 """After that it asks vhpcd at this interval whether others are ready or have failed, or the job has ended."""
 CONNECT_S = 10.0
 PAUSE_S = 1.0
+AWARE_S = 0.2
+"""The shortest time between two questions whether all nodes of a cluster know the job."""
 REQUEUES = 2
 """How many times a job is requeued because of the network between its nodes; after that it fails."""
 
@@ -47,7 +56,7 @@ class PeerFailedError(UserError):
 
 def report_failure(client: ControllerClient, lease: Lease, node: str, error: VhpcError, line: str) -> None:
     """Tell the other nodes of a job with a network why it fails; if vhpcd does not answer, only log this."""
-    if lease.segment is None or len(lease.segment_nodes) == 1 or isinstance(error, PeerFailedError):
+    if not _has_others(lease) or isinstance(error, PeerFailedError):
         return
     try:
         client.ready(lease.generation, node, "failed", error=(error.kind, line))
@@ -55,43 +64,58 @@ def report_failure(client: ControllerClient, lease: Lease, node: str, error: Vhp
         common.log.warning("the job's other nodes are not told of the failure: %s", err.line())
 
 
-def wait(config: Config, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
+def _has_others(lease: Lease) -> bool:
+    """Whether vhpcd has to know of the barrier: for other nodes of the job, or for other members."""
+    return lease.segment is not None and (len(lease.segment_nodes) > 1 or lease.cluster is not None)
+
+
+def wait(layout: Layout, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
     """Wait until the guests of this node reach those that they test; on the first node, for all nodes.
 
     Raises:
         UserError: a guest does not answer its node, or another node reported an error of the user.
-        FabricError: a guest is not ready in time, or does not answer another one.
+        FabricError: a guest is not ready in time, or does not answer another one, or a node of the cluster
+            does not take the job into its network.
         Stopped: the job has ended.
     """
     if lease.segment is not None:
-        _Barrier(config, client, lease, node).wait()
+        _Barrier(layout, client, lease, node).wait()
 
 
 class _Barrier:
     """One Prolog's wait."""
 
-    def __init__(self, config: Config, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
-        self._config = config
+    def __init__(self, layout: Layout, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
+        self._layout, self._config = layout, layout.config
         self._client = client
         self._lease = lease
         self._node, self._guests = node.plan.node, node.guests
         self._nodes = lease.segment_nodes
-        self._until = time.monotonic() + config.network.ready_timeout_s
+        self._until = time.monotonic() + self._config.network.ready_timeout_s
+        self._joining = False
 
     def wait(self) -> None:
         for guest in self._guests:
             if peers := reach_targets(self._lease, self._node, guest.plan.index):
                 self._test(guest, peers)
-        if len(self._nodes) > 1:
+        if _has_others(self._lease):
             self._await_others()
+        if self._joining:
+            for guest in self._guests:
+                self._test_members(guest)
 
     # --- guests ---------------------------------------------------------------
 
     def _test(self, guest: RunningGuest, peers: Sequence[Peer]) -> None:
         """Repeat a guest's tests until all peers have answered."""
+        with self._channel(guest) as channel:
+            self._repeat(guest, peers, channel)
+
+    @contextlib.contextmanager
+    def _channel(self, guest: RunningGuest) -> Iterator[GuestChannel]:
         try:
             with GuestChannel.connect(Path(guest.plan.paths.run_dir) / ROOT_SOCKET, CONNECT_S) as channel:
-                self._repeat(guest, peers, channel)
+                yield channel
         except ChannelRefusedError as err:
             hint = "rebuild the image with this version's agent" if err.errno == errno.ENOSYS else ""
             raise UserError(f"guest {guest.plan.hostname} cannot test its network", err.why, hint) from err
@@ -146,17 +170,71 @@ class _Barrier:
             "see hooks.log of that node, and network.ready_timeout_s in vhpc.toml(5)",
         )
 
+    # --- other members of the cluster -------------------------------------------
+
+    def _test_members(self, guest: RunningGuest) -> None:
+        """Repeat a guest's tests until the other members have answered, except those that have gone."""
+        until = time.monotonic() + self._config.network.reach_timeout_s
+        limit_s = float(self._config.guests.stage_timeout_s)
+        answered: set[str] = set()
+        while pending := [peer for peer in self._other_members() if peer.hostname not in answered]:
+            addresses = [address for peer in pending for address in peer.addresses]
+            with self._channel(guest) as channel:
+                found = reach(channel, addresses, guest.mtu, REPORT_S, limit_s)
+            lost = [peer for peer in pending if set(peer.addresses) & set(found.unanswered)]
+            answered |= {peer.hostname for peer in pending if peer not in lost}
+            if lost:
+                self._tell("passed")
+                if time.monotonic() >= until and lost[0] in self._other_members():
+                    raise self._failed(self._member_unreachable(guest, lost[0], found.why))
+
+    def _other_members(self) -> list[Peer]:
+        """A guest of the oldest and one of the newest other member, as far as this node's network has any."""
+        known = membership.read(self._layout, self._lease.generation.job_id)
+        peers = [] if known is None else member_peers(known.own, known.others)
+        return list(dict.fromkeys((*peers[:1], *peers[-1:])))
+
+    def _member_unreachable(self, guest: RunningGuest, peer: Peer, why: str) -> FabricError:
+        segment = self._lease.segment
+        assert segment is not None
+        return FabricError(
+            f"guest {guest.plan.hostname} on {self._node} does not reach guest {peer.hostname} of its "
+            f"cluster on {peer.node} with packets of {guest.mtu} bytes",
+            why,
+            f"check UDP port {segment.port} between the nodes; does its image drop ICMP echo requests?",
+        )
+
+    def _unaware(self, state: ReadyState) -> FabricError:
+        limit_s = 2 * self._config.network.reach_timeout_s
+        assert self._lease.cluster is not None
+        return FabricError(
+            f"a node of cluster {self._lease.cluster.name} has not taken the job into its network: "
+            f"{', '.join(state.first_unaware) or 'unknown'}",
+            f"waited for {limit_s} s on {self._node}",
+            "see hooks.log of that node (follower), and run there: vhpc reconcile",
+        )
+
     # --- nodes ----------------------------------------------------------------
 
     def _await_others(self) -> None:
-        """Report that this node has passed; the first node waits until all have."""
+        """Report that this node has passed; the first node waits for all, and for their cluster."""
         first = self._node == self._nodes[0]
         spare_s = 2 * self._config.network.reach_timeout_s
         until = max(self._until, time.monotonic()) + spare_s
         while True:
+            asked = time.monotonic()
             state = self._tell("passed", wait_s=ASK_S if first else 0.0)
             if state is not None and (not first or state.missing == 0):
-                return
+                if not first or self._lease.cluster is None or state.failure is not None:
+                    return
+                if not self._joining:
+                    self._joining, until = True, time.monotonic() + spare_s
+                if state.unaware == 0:
+                    return
+                if time.monotonic() >= until:
+                    raise self._failed(self._unaware(state))
+                time.sleep(max(0.0, asked + AWARE_S - time.monotonic()))
+                continue
             if time.monotonic() >= until:
                 missing = state.first_missing if state is not None else ("of the job",)
                 raise self._failed(self._slow(missing, state is None))
@@ -173,7 +251,7 @@ class _Barrier:
             Stopped: the job has ended.
             PeerFailedError: another node reported an error that fails the job.
         """
-        if len(self._nodes) == 1:
+        if not _has_others(self._lease):
             return None
         others = [node for node in dict.fromkeys(about) if node != self._node]
         try:
@@ -190,7 +268,7 @@ class _Barrier:
 
     def _failed(self, error: FabricError) -> VhpcError:
         """Report an error of the network; a UserError if the job has been requeued often enough."""
-        if len(self._nodes) == 1:
+        if len(self._nodes) == 1 and not self._joining:
             return UserError(error.what, error.why, error.hint)
         try:
             state = self._client.ready(

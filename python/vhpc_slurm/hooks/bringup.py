@@ -14,7 +14,7 @@ from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, RunningNode, Share
 from vhpc_slurm.node import teardown
-from vhpc_slurm.node.boot import keeper, permission
+from vhpc_slurm.node.boot import follower, keeper, permission
 from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
@@ -115,8 +115,9 @@ def _bring_up(job: _Job, began: float) -> None:
         _open_run_dir(job)
         node = _boot(job)
         if node.plan.segment is not None:
+            follower.start(job.layout, job.journal, job.lease, job.env.node)
             with job.recorder.stage("barrier"):
-                barrier.wait(job.config, job.client, job.lease, node)
+                barrier.wait(job.layout, job.client, job.lease, node)
         if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
             raise Stopped(f"generation {job.lease.generation} was ended")
         keeper.start(job.layout, job.journal, node.plan)

@@ -8,84 +8,37 @@ never saved.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
 from typing import NoReturn, cast
 
-from vhpc_slurm import files, slurm
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import common, start
-from vhpc_slurm.hooks.keeperport import Begin, NodeGuests, Setting, Terminated
+from vhpc_slurm.hooks.attending import OwnProcess, alone, main
+from vhpc_slurm.hooks.interrupts import Interrupts
+from vhpc_slurm.hooks.keeperport import Begin, NodeGuests, Setting
 from vhpc_slurm.hooks.keeping import Keeper
 from vhpc_slurm.model import Generation, KeeperOrder, SavedNode
-from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import comments
 
+ROLE = "keeper"
 GUESTS = "vhpc_slurm.node.checkpoint.guests"
-LOCK_S = 10.0
-"""How long to wait for the lock of an earlier keeper, which may be about to end."""
 
 
-class Stopping:
-    """SIGTERM, which ends a wait at once, and everything else after it is done."""
-
-    def __init__(self) -> None:
-        self._asked = self._waits = False
-
-    def install(self) -> None:
-        """Take SIGTERM; one that came while it was blocked comes now."""
-        signal.signal(signal.SIGTERM, self.ask)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-    def ask(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """End the wait, or the next one."""
-        del number, frame
-        self._asked = True
-        if self._waits:
-            raise Terminated
-
-    @contextlib.contextmanager
-    def ends(self) -> Iterator[None]:
-        """A wait that SIGTERM ends."""
-        self._waits = True
-        try:
-            if self._asked:
-                raise Terminated
-            yield
-        finally:
-            self._waits = False
-
-
-class OwnProcess:
+class KeeperProcess(OwnProcess):
     """This process."""
 
-    def __init__(self, layout: Layout, generation: Generation, stopping: Stopping) -> None:
-        self._layout, self._generation, self._stopping = layout, generation, stopping
+    def __init__(self, layout: Layout, generation: Generation, interrupts: Interrupts) -> None:
+        super().__init__(layout, generation, interrupts)
         self._version = start.version()
-
-    def pause(self, seconds: float) -> None:
-        """Sleep."""
-        self.await_done(threading.Event(), seconds)
-
-    def await_done(self, done: threading.Event, seconds: float) -> bool:
-        """Wait for an event."""
-        with self._stopping.ends():
-            return done.wait(seconds)
-
-    def ask(self, question: Callable[[], KeeperOrder]) -> KeeperOrder:
-        """The answer."""
-        with self._stopping.ends():
-            return question()
 
     def comment(self, text: str) -> None:
         """Set the AdminComment in a thread: guests do not wait for Slurm."""
@@ -105,10 +58,6 @@ class OwnProcess:
     def replaced(self) -> bool:
         """Whether the package was replaced since this process has started."""
         return start.mixed(self._version)
-
-    def job_ends(self) -> bool:
-        """Whether the Epilog has begun."""
-        return joblock.has_tombstone(self._layout, self._generation)
 
     def again(self, begin: Begin) -> NoReturn:
         """Execute the program again: pid, start time and environment stay, threads and open files do not.
@@ -159,32 +108,17 @@ class LateGuests:
         return self._found
 
 
-def run(generation: Generation, node: str, begin: Begin, stopping: Stopping, config: Config) -> int:
+def run(generation: Generation, node: str, begin: Begin, interrupts: Interrupts, config: Config) -> int:
     """Keep the guests until the job is over; only one keeper of a job does."""
     layout = Layout(config)
     setting = Setting(generation, node, float(config.checkpoint.hold_timeout_s))
-    try:
-        lock = files.open_lock(layout.keeper_lock(generation.job_id))
-    except FileNotFoundError:
-        common.log.info("keeper: the run folder of the job has been removed")
-        return 0
-    if not files.lock(lock, LOCK_S):
-        common.log.error("keeper: another one of the job runs")
-        return 1
-    guests, process = LateGuests(layout, generation), OwnProcess(layout, generation, stopping)
+    guests, process = LateGuests(layout, generation), KeeperProcess(layout, generation, interrupts)
     # not patient: what is not answered is asked again
     vhpcd = ControllerClient(config, patient=False)
-    if Keeper(setting, vhpcd, guests, process).run(begin):
-        with contextlib.suppress(OSError):  # the run folder may be gone
-            layout.keeper_over(generation.job_id).touch(mode=0o600)
-    return 0  # the kernel releases the lock when the process has ended
+    keeper = Keeper(setting, vhpcd, guests, process)
+    return alone(layout, generation, ROLE, lambda: keeper.run(begin))
 
 
-def entry(generation: str, node: str, begin: str) -> int:
+def entry(generation: str, node: str, begin: str) -> NoReturn:
     """Process entry point."""
-    stopping = Stopping()
-    stopping.install()
-    work = partial(run, Generation.parse(generation), node, Begin(begin), stopping)
-    status = common.main("keeper", work)
-    common.close_log()
-    os._exit(status)  # a thread that waits for libvirt or for storage must not keep the process
+    main(ROLE, partial(run, Generation.parse(generation), node, Begin(begin)))

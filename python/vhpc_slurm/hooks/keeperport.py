@@ -8,11 +8,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NoReturn, Protocol
 
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hooks.interrupts import one_line
 from vhpc_slurm.model import Generation, KeeperOrder, KeeperReport, SavedNode
 from vhpc_slurm.record import Record
-
-MAX_LINE = 400
 
 
 class NodeGuests(Protocol):
@@ -54,10 +52,6 @@ class Vhpcd(Protocol):
         """
 
 
-class Terminated(BaseException):
-    """This process got SIGTERM: it is not an error, and no handler of errors may take it for one."""
-
-
 class Begin(Enum):
     """The state of the guests, as far as a keeper knows it when it starts.
 
@@ -88,7 +82,7 @@ class Process(Protocol):
     """The process that a keeper runs in."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep; Terminated if SIGTERM comes, or has come."""
+        """Sleep; Terminated (``interrupts``) if SIGTERM comes, or has come."""
 
     def await_done(self, done: threading.Event, seconds: float) -> bool:
         """Wait for an event, so long; the rest as ``pause``."""
@@ -126,9 +120,3 @@ class Saving:
             self.line = one_line(err)
         finally:
             self.done.set()
-
-
-def one_line(err: BaseException) -> str:
-    """The error as one line for vhpcd's users."""
-    text = err.line() if isinstance(err, VhpcError) else f"internal error: {err!r}"
-    return text[:MAX_LINE]

@@ -15,16 +15,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from vhpc_slurm.hooks.keeperport import (
-    Begin,
-    Guests,
-    Process,
-    Saving,
-    Setting,
-    Terminated,
-    Vhpcd,
-    one_line,
-)
+from vhpc_slurm.hooks.interrupts import Terminated, one_line
+from vhpc_slurm.hooks.keeperport import Begin, Guests, Process, Saving, Setting, Vhpcd
 from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState, OrderKind, SavedNode
 
 log = logging.getLogger("vhpc")

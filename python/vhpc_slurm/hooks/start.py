@@ -42,6 +42,7 @@ LATE = {
     "vhpc_slurm.hooks.healthcheck": (_SCONTROL, "vhpc_slurm.hooks.textfile"),
     "vhpc_slurm.hooks.slurmctld": (_SCONTROL,),
     "vhpc_slurm.hooks.hookd": (_SCONTROL,),
+    "vhpc_slurm.hooks.follower": (_SCONTROL, "vhpc_slurm.slurm.comments"),
     "vhpc_slurm.hooks.keeper": (_SCONTROL, "vhpc_slurm.slurm.comments"),
 }
 """Modules that a hook imports only when it needs them."""

@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """A job that runs according to Slurm, but not on this node."""
     LOST_KEEPER = "lost-keeper"
     """A job whose keeper has ended, which may have held its guests for a checkpoint."""
+    LOST_FOLLOWER = "lost-follower"
+    """A job whose follower has ended: its guests do not see changes of their cluster."""
     ORPHAN_CHECKPOINT = "orphan-checkpoint"
     """A folder with the files of a checkpoint that vhpcd does not keep; the folder of all cannot be used."""
     CONTROLLER = "controller"

@@ -16,6 +16,7 @@ NEVER_DRAIN = frozenset(
         Kind.LEFT_NODE,
         Kind.LIBVIRT_BUSY,
         Kind.LOST_KEEPER,
+        Kind.LOST_FOLLOWER,
         Kind.ORPHAN_CHECKPOINT,
     }
 )

@@ -17,11 +17,11 @@ from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ROOT_SOCKET, GuestChannel
-from vhpc_slurm.node.network import plan, segment, tools
+from vhpc_slurm.node.network import cluster, plan, segment, tools
 from vhpc_slurm.node.resource.domain import Domain, DomainData
-from vhpc_slurm.node.resource.job_network import JobNetwork, NetworkData, name_guests
-from vhpc_slurm.node.store import joblock, journal
-from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.resource.job_network import NetworkData, find_entry, name_guests
+from vhpc_slurm.node.store import joblock, journal, membership
+from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.port import RUNNING, Slurm
 
@@ -65,7 +65,7 @@ def findings(
         left = _left(lease, known)
         if not left or joblock.busy(layout, lease.generation.job_id):
             continue
-        entry = _segment_entry(journal.read_entries(layout.journals, lease.generation))
+        entry = find_entry(journal.read_entries(layout.journals, lease.generation))
         if entry is not None and not set(left) <= set(entry.read(NetworkData).left):
             job = f"job {lease.generation.job_id}"
             what = f"the network of {job} contains {', '.join(left)}, which Slurm has taken from the job"
@@ -85,10 +85,6 @@ def _left(lease: Lease, known: Sequence[LeaseRecord]) -> tuple[str, ...]:
     return tuple(left)
 
 
-def _segment_entry(entries: Sequence[Entry]) -> Entry | None:
-    return next((entry for entry in entries if entry.kind == JobNetwork.kind), None)
-
-
 def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> None:
     """Remove the nodes from segment, firewall and the guests' lists of names.
 
@@ -96,10 +92,13 @@ def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> Non
     """
     with joblock.held(layout, lease.generation.job_id, timeout_s=LOCK_TIMEOUT_S, brief=True):
         entries = journal.read_entries(layout.journals, lease.generation)
-        entry = _segment_entry(entries)
+        entry = find_entry(entries)
         if entry is None or joblock.has_tombstone(layout, lease.generation):
             return  # the job has ended meanwhile
-        segment.forget(lease, node, left)
+        with membership.changing(layout, lease.generation.job_id) as known:
+            local = entry.read(NetworkData).local
+            others = () if known is None else cluster.peers(known.own, known.others, local)
+            segment.forget(lease, node, left, others)
         for domain in entries:
             if domain.kind == Domain.kind:
                 _name_guests(layout, node, lease, domain.read(DomainData).name, left)

@@ -18,11 +18,11 @@ from vhpc_slurm.node.store import joblock, journal, outbox
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import (
     acknowledging,
+    attendants,
     audit,
     checkpoint_folders,
     ended_jobs,
     fabric_isolation,
-    held_guests,
     left_nodes,
     lost_jobs,
 )
@@ -85,7 +85,7 @@ def _findings(
     yield from fabric_isolation.findings(layout, node, records, fabric)
     ended, left = partial(ended_jobs.has_ended, port), partial(left_nodes.has_left, port, node)
     yield from audit.audit(layout, node, live, ended, left, before)
-    yield from held_guests.findings(layout, node)
+    yield from attendants.findings(layout, node)
     yield from left_nodes.findings(layout, node, records, known)
     yield from audit.unacknowledged(layout, node, _owed(layout, of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)

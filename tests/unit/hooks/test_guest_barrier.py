@@ -38,6 +38,7 @@ from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, Gue
 from vhpc_slurm.node.guest.peers import Reached
 from vhpc_slurm.node.network.plan import reach_targets
 from vhpc_slurm.node.store.journal import Stopped
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import connect
 
 JOB = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5099)
@@ -107,7 +108,7 @@ class Site:
 
     def wait(self, node: str) -> None:
         """What the Prolog of a node does when its guests are set up."""
-        barrier.wait(self.config, self.client(), self.lease, self.node(node))
+        barrier.wait(Layout(self.config), self.client(), self.lease, self.node(node))
 
     def reach(
         self, channel: Any, addresses: Sequence[str], mtu: int, wait_s: float, timeout_s: float

@@ -23,7 +23,7 @@ from vhpc_slurm.node.resource.process import Process, ProcessData
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.journal import Journal, read_entries
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import held_guests
+from vhpc_slurm.reconcile import attendants
 from vhpc_slurm.reconcile.finding import RepairResult, repair
 
 GENERATION = Generation(42, 0, "0123abcd")
@@ -65,14 +65,14 @@ class Node:
 
     @property
     def ref(self) -> ProcessRef:
-        entry = keeper.entry_of(read_entries(self.layout.journals, GENERATION))
+        entry = keeper.KEEPER.entry_of(read_entries(self.layout.journals, GENERATION))
         assert entry is not None
         ref = entry.read(ProcessData).ref
         assert ref is not None
         return ref
 
     def works(self) -> bool:
-        return keeper.works(self.layout, GENERATION)
+        return keeper.KEEPER.works(self.layout, GENERATION)
 
     def ends(self) -> None:
         assert process.wait_gone(self.ref, 30)
@@ -81,7 +81,7 @@ class Node:
         os.kill(self.ref.pid, number)
 
     def reconcile(self) -> list[RepairResult]:
-        return [repair(found, check=False) for found in held_guests.findings(self.layout, "n1")]
+        return [repair(found, check=False) for found in attendants.findings(self.layout, "n1")]
 
     @property
     def log(self) -> str:
@@ -97,7 +97,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     config = tmp_path / "vhpc.toml"
     config.write_text("\n".join(f"[{name}]\n" + lines(part) for name, part in raw.items()))
     monkeypatch.setenv("VHPC_CONFIG", str(config))
-    monkeypatch.setattr(keeper, "PROGRAM", (str(DRIVER), str(tmp_path)))
+    monkeypatch.setattr(keeper.KEEPER, "program", (str(DRIVER), str(tmp_path)))
     layout = Layout(msgspec.convert(raw, Config))
     layout.job(42).mkdir(parents=True)
     made = Node(tmp_path, layout, Journal(layout.journals, GENERATION))
@@ -228,8 +228,8 @@ def test_only_one_keeper_of_a_job_works(node: Node) -> None:
     until(node.works, "the keeper works")
     first = node.ref
     (entry,) = node.journal.held()
-    second = keeper.start_again(node.layout, node.journal, entry, "n1")
-    assert keeper.lives(node.layout, GENERATION, entry)
+    second = keeper.KEEPER.start_again(node.layout, node.journal, entry, "n1")
+    assert keeper.KEEPER.lives(node.layout, GENERATION, entry)
     assert process.wait_gone(second, 30)
     assert process.alive(first)
     assert "another one of the job runs" in node.log
@@ -242,7 +242,7 @@ def test_jobs_with_a_running_hook_get_no_new_keeper(node: Node) -> None:
     node.ends()
     with joblock.held(node.layout, 42, timeout_s=5):
         assert node.reconcile() == []
-    (found,) = held_guests.findings(node.layout, "n1")
+    (found,) = attendants.findings(node.layout, "n1")
     joblock.write_tombstone(node.layout, GENERATION)
     found.repair()
     assert not node.works()
@@ -259,7 +259,7 @@ def test_a_keeper_that_does_not_start_is_reported(node: Node, monkeypatch: pytes
     until(node.works, "the keeper works")
     node.send(signal.SIGKILL)
     node.ends()
-    monkeypatch.setattr(keeper, "PROGRAM", ("-c", "raise SystemExit('no such module')"))
+    monkeypatch.setattr(keeper.KEEPER, "program", ("-c", "raise SystemExit('no such module')"))
     (result,) = node.reconcile()
     assert not result.repaired
     assert not result.drains

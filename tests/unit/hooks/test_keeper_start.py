@@ -36,7 +36,7 @@ def saving(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """A node where checkpoints are on, with a program that does nothing in the keeper's place."""
     config = replace(node.layout.config, checkpoint=Checkpoint(folder=str(node.layout.state / "saved")))
     node.layout = Layout(config)
-    monkeypatch.setattr(keeper, "PROGRAM", SLEEPS)
+    monkeypatch.setattr(keeper.KEEPER, "program", SLEEPS)
     return node
 
 

@@ -27,6 +27,7 @@ NO_FAULT_OF_THE_NODE = {
     "left-node",
     "libvirt-busy",
     "lost-keeper",
+    "lost-follower",
     "orphan-checkpoint",
 }
 

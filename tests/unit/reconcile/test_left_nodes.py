@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from cluster_lab import member_lease
 from controller_lab import allocation
+from follower_rig import member
 from network_lab import (
     TEST,
     VNI,
@@ -32,9 +34,10 @@ from network_lab import (
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, SegmentPart
+from vhpc_slurm.node.boot import follower
 from vhpc_slurm.node.network import segment, tools
 from vhpc_slurm.node.resource import reservations
-from vhpc_slurm.node.store import joblock, outbox
+from vhpc_slurm.node.store import joblock, membership, outbox
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit, ended_jobs, left_nodes
@@ -276,4 +279,18 @@ def test_a_silent_guest_gets_the_change_later(node: Node, monkeypatch: pytest.Mo
         (finding,) = left_nodes.findings(node.layout, "n1", [record], [record])
         with pytest.raises(NodeError, match="vhpc-shim"):
             finding.repair()
-    assert forgotten == [("n1", ("n2",))] * 2
+    assert forgotten == [("n1", ("n2",), ())] * 2
+
+
+def test_other_members_of_the_cluster_stay(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = replace(member_lease(1, VNI, "n1", "n2", first=0), generation=GENERATION)
+    node.journal.acquire("network", f"network:{VNI}", vni=VNI, port=1, local="192.0.2.1", peers=["192.0.2.2"])
+    node.layout.job(1).mkdir(parents=True)
+    others = (member(7, "n1", first=2), member(8, "n2", "n3", first=3))
+    membership.write(node.layout, 1, replace(follower.of(lease), version=5, others=others))
+    forgotten: list[object] = []
+    monkeypatch.setattr(segment, "forget", lambda *words: forgotten.append(words[1:]))
+    record = LeaseRecord(lease, 0.0, 0.0, ("n2",))
+    (finding,) = left_nodes.findings(node.layout, "n1", [record], [record])
+    finding.repair()
+    assert forgotten == [("n1", ("n2",), ("192.0.2.2", "192.0.2.3"))]

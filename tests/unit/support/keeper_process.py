@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vhpc_slurm.controller.checkpoint_client import CheckpointCalls
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.hooks import keeper, keeping
+from vhpc_slurm.hooks import attending, keeper, keeping
 from vhpc_slurm.model import Generation, KeeperOrder, KeeperReport, KeeperState, OrderKind, SavedNode
 from vhpc_slurm.node.store.layout import Layout
 
@@ -78,7 +78,7 @@ def main() -> None:
     module.Guests = Guests  # type: ignore[attr-defined]
     sys.modules[keeper.GUESTS] = module
     CheckpointCalls.keeper = answer  # type: ignore[method-assign,assignment]
-    keeper.LOCK_S = 2.0
+    attending.LOCK_S = 2.0
     keeping.SAVING_ASK_S = keeping.RETRY_S = 0.5
     keeping.PACE_S = 0.2
     keeper.entry(*sys.argv[2:])

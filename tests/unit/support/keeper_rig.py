@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.hooks.keeperport import Begin, Setting, Terminated
+from vhpc_slurm.hooks.interrupts import Terminated
+from vhpc_slurm.hooks.keeperport import Begin, Setting
 from vhpc_slurm.hooks.keeping import Keeper
 from vhpc_slurm.model import (
     Generation,

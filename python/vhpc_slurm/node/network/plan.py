@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and addresses on a job's segment, all from the lease.  Pure.
+"""Names and addresses on a job's segment, all from the lease or the record of a cluster's member.  Pure.
 
 Guest number *r* of the job, counted node by node from 0 (in a heterogeneous job over all
 components on the segment, in their order), has the MAC address
 ``06:VV:VV:VV:RR:RR`` (the VNI and *r*; 06 is locally administered, unicast), and the
-addresses number *r* + 1 of the two networks. So every node knows every address without
-asking, and an address of one segment exists in no other. A resumed guest keeps the VNI in its MAC address,
-which is that of its first segment.
+addresses number *r* + 1 of the two networks, in a cluster counted on from the member's first number. So every
+node knows every address without asking, and an address of one segment exists in no other. A resumed guest
+keeps the VNI in its MAC address, which is that of its first segment.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import (
+    ClusterMember,
     GuestInterface,
     Lease,
     NodeSegment,
@@ -38,6 +39,8 @@ TUNNEL_BITS = 96
 """Addresses inside tunnels: this prefix of 64 bits, the VNI (32 bits), and the node's number from 1."""
 PREFIX = "vhpc"
 """Of all names of interfaces; with a VNI of 8 digits and a guest of 2 they have 15 characters, the most."""
+Joined = Lease | ClusterMember
+"""A job with a segment, or another member of its cluster."""
 _NAME = re.compile(rf"{PREFIX}(?:[bxw]([0-9]{{1,8}})|([0-9]{{1,8}})g[0-9]{{1,2}})\Z", re.ASCII)
 
 
@@ -91,7 +94,8 @@ def mac(vni: int, rank: int) -> str:
 
 def addresses(segment: Segment, rank: int) -> tuple[str, str]:
     """IPv4 and IPv6 address of a guest; IndexError when a network is too small."""
-    return str(IPv4Network(segment.ipv4)[rank + 1]), str(IPv6Network(segment.ipv6)[rank + 1])
+    number = segment.first + rank + 1
+    return str(IPv4Network(segment.ipv4)[number]), str(IPv6Network(segment.ipv6)[number])
 
 
 class Member(Record, frozen=True):
@@ -108,7 +112,7 @@ class Member(Record, frozen=True):
     slots: int
 
 
-def members(lease: Lease) -> tuple[Member, ...]:
+def members(lease: Joined) -> tuple[Member, ...]:
     """All guests on the job's segment, also of other components, by rank."""
     found: list[Member] = []
     place = 0
@@ -140,7 +144,7 @@ def names(lease: Lease) -> tuple[tuple[str, str], ...]:
     )
 
 
-def node_segment(lease: Lease, node: str) -> NodeSegment | None:
+def node_segment(lease: Joined, node: str) -> NodeSegment | None:
     """What one node has of the segment; None where the job has none."""
     segment = lease.segment
     if segment is None:
@@ -154,7 +158,7 @@ def node_segment(lease: Lease, node: str) -> NodeSegment | None:
     )
 
 
-def is_encrypted(lease: Lease) -> bool:
+def is_encrypted(lease: Joined) -> bool:
     """Whether frames between the nodes of a job go through WireGuard; a job of one node has none."""
     return lease.segment is not None and lease.segment.tunnel_port > 0 and len(lease.segment_nodes) > 1
 
@@ -164,7 +168,7 @@ def tunnel_address(vni: int, place: int) -> str:
     return str(IPv6Address(TUNNEL_NET | vni << 128 - TUNNEL_BITS | place + 1))
 
 
-def transport(lease: Lease) -> tuple[str, ...]:
+def transport(lease: Joined) -> tuple[str, ...]:
     """Addresses that VXLAN sends to, of all nodes: those inside the tunnels, else the underlay's."""
     segment = lease.segment
     assert segment is not None
@@ -190,7 +194,7 @@ def interface(lease: Lease, node: str, index: int, vcpus: int) -> GuestInterface
     )
 
 
-def neighbours(lease: Lease, node: str) -> Iterator[Neighbour]:
+def neighbours(lease: Joined, node: str) -> Iterator[Neighbour]:
     """All guests on the segment, as ``node`` reaches them."""
     segment = lease.segment
     if segment is None:
@@ -242,7 +246,7 @@ def reach_targets(lease: Lease, node: str, index: int) -> tuple[Peer, ...]:
     )
 
 
-def peers(lease: Lease, node: str, left: Collection[str] = ()) -> tuple[str, ...]:
+def peers(lease: Joined, node: str, left: Collection[str] = ()) -> tuple[str, ...]:
     """Addresses from which this node gets the segment's frames: of nodes that have not left the job.
 
     Raises:

@@ -216,13 +216,14 @@ def _up(segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> Iterator[
         yield ("link", "set", "dev", name, "up")
 
 
-def forget(lease: Lease, node: str, left: Collection[str]) -> None:
+def forget(lease: Lease, node: str, left: Collection[str], others: Sequence[str] = ()) -> None:
     """Remove what this node has for guests of nodes that have left the job; what is absent is no error.
 
     Args:
         lease: of the job.
         node: this node.
         left: nodes of the lease that are no longer nodes of the job.
+        others: underlay addresses of the other members of its cluster.
 
     Raises:
         NodeError: the kernel or nftables refuses.
@@ -230,7 +231,7 @@ def forget(lease: Lease, node: str, left: Collection[str]) -> None:
     segment = plan.node_segment(lease, node)
     assert segment is not None
     if firewall.available():
-        peers = plan.peers(lease, node, left)
+        peers = (*plan.peers(lease, node, left), *others)
         firewall.apply(lease.generation, segment, peers)
         firewall.hold(lease.generation, segment, peers)
     gone = [one for one in plan.neighbours(lease, node) if one.node in left]

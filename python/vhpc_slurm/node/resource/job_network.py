@@ -14,8 +14,9 @@ from vhpc_slurm.node import finding
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys
-from vhpc_slurm.node.network import firewall, forwarding, owned, plan, segment
+from vhpc_slurm.node.network import cluster, firewall, forwarding, owned, plan, segment
 from vhpc_slurm.node.resource.network import GuestNetwork, Key, Seen, when_probed
+from vhpc_slurm.node.store import membership
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
@@ -36,6 +37,8 @@ class TunnelData(Record, frozen=True):
 
 class NetworkData(Record, frozen=True, omit_defaults=True):
     """The entry of a job's network, from which its firewall can be made again.
+
+    In a cluster the job's file (``membership``) has the other members, whose nodes the firewall accepts too.
 
     Attributes:
         vni, port, local, tunnel: of the segment.
@@ -143,12 +146,14 @@ class JobNetwork(GuestNetwork):
         del index
         return firewall.table_name(generation)
 
-    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+    def protect(self, layout: Layout, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the tables again, or their copies, if the devices are there."""
         if generation in segment.held():
             make = firewall.hold if copy else firewall.apply
             found = entry.read(NetworkData)
-            make(generation, found.segment(), found.peers)
+            with membership.changing(layout, generation.job_id) as known:
+                others = () if known is None else cluster.peers(known.own, known.others, found.local)
+                make(generation, found.segment(), (*found.peers, *others))
 
     def unprotect(self, generation: Generation, index: int) -> None:
         """Remove the tables and their copies."""
@@ -176,6 +181,23 @@ class JobNetwork(GuestNetwork):
     def _remove(self, layout: Layout, generation: str, names: Sequence[str]) -> None:
         known = self.announced(layout)
         segment.remove([name for name in names if not _is_owned(known, generation, name)])
+
+
+def entry_of(entries: Sequence[Entry]) -> Entry:
+    """The entry of the job's network in a journal.
+
+    Raises:
+        NodeError: there is none.
+    """
+    found = find_entry(entries)
+    if found is None:
+        raise NodeError("the job has no network on this node any more")
+    return found
+
+
+def find_entry(entries: Sequence[Entry]) -> Entry | None:
+    """The entry of the job's network in a journal; None if there is none."""
+    return next((entry for entry in entries if entry.kind == JobNetwork.kind), None)
 
 
 def _pass_chains_of_others() -> None:

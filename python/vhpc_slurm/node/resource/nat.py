@@ -64,8 +64,9 @@ class Nat(GuestNetwork):
         """Name of a guest's table."""
         return nat.table_name(generation, index)
 
-    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+    def protect(self, layout: Layout, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy."""
+        del layout
         found = entry.read(NatData)
         make = nat.hold if copy else nat.protect
         make(generation, found.index, found.gid, found)

@@ -79,7 +79,7 @@ class GuestNetwork(Resource):
         """Name of the nftables table."""
 
     @abstractmethod
-    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+    def protect(self, layout: Layout, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy, from what the journal has."""
 
     @abstractmethod
@@ -144,7 +144,7 @@ class GuestNetwork(Resource):
     def _restore(self, layout: Layout, key: Key, *, copy: bool) -> None:
         entry = self.announced(layout).get(key)
         if entry is not None:
-            self.protect(key[0], entry, copy=copy)
+            self.protect(layout, key[0], entry, copy=copy)
 
     def _remove_table(self, layout: Layout, key: Key) -> None:
         if key not in self.announced(layout):

@@ -20,6 +20,11 @@ from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
+GRACE_S = 0.5
+"""How long a process may take after SIGTERM, in seconds."""
+LONGER_S = {"follower": 2.0}
+"""The same by role: a follower reports to vhpcd before it ends."""
+
 
 class ProcessData(Record, frozen=True, omit_defaults=True):
     """The entry of a helper process.
@@ -59,8 +64,9 @@ class Process(Resource):
     def release(self, layout: Layout, generation: Generation, entry: Entry) -> None:
         """End a process; one whose pid was never noted is found by its mark."""
         del layout
-        if noted := entry.read(ProcessData).ref:
-            process.end(noted, grace_s=0.5)
+        data = entry.read(ProcessData)
+        if noted := data.ref:
+            process.end(noted, grace_s=LONGER_S.get(data.role, GRACE_S))
             return
         for ref, _ in process.marked(str(generation)):
             process.end(ref)

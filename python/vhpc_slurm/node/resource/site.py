@@ -87,8 +87,9 @@ class Site(GuestNetwork):
         """Name of a guest's table."""
         return site.table_name(generation, index)
 
-    def protect(self, generation: Generation, entry: Entry, *, copy: bool) -> None:
+    def protect(self, layout: Layout, generation: Generation, entry: Entry, *, copy: bool) -> None:
         """Make the table again, or its copy."""
+        del layout
         make = site.hold if copy else site.protect
         found = entry.read(SiteData)
         make(generation, found.index, SitePort(found.tap, found.mac, found.ipv4))

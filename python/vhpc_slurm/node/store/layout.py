@@ -143,17 +143,25 @@ class Layout(Record, frozen=True):
         """The lock file (flock) of a job's Prolog and Epilog."""
         return self.run / "locks" / str(job_id)
 
-    def keeper_lock(self, job_id: int) -> Path:
-        """The lock file (flock) of a job's keeper: it is held as long as one runs."""
-        return self.job(job_id) / "keeper.lock"
+    def attendant_lock(self, job_id: int, role: str) -> Path:
+        """The lock file (flock) of a job's keeper or follower: it is held as long as one runs."""
+        return self.job(job_id) / f"{role}.lock"
 
     def guests_ended(self, job_id: int) -> Path:
         """The mark of guests that a checkpoint has ended: their shims say nothing of it."""
         return self.job(job_id) / "guests.ended"
 
-    def keeper_over(self, job_id: int) -> Path:
-        """The mark of a keeper that has ended with its job."""
-        return self.job(job_id) / "keeper.over"
+    def attendant_over(self, job_id: int, role: str) -> Path:
+        """The mark of a keeper or follower that has ended with its job."""
+        return self.job(job_id) / f"{role}.over"
+
+    def membership(self, job_id: int) -> Path:
+        """The file with what this node knows of the job's cluster."""
+        return self.job(job_id) / "cluster.json"
+
+    def network_lock(self, job_id: int) -> Path:
+        """The lock file (flock) of those that change a segment and its firewall while the job runs."""
+        return self.job(job_id) / "network.lock"
 
     def tombstone(self, generation: Generation) -> Path:
         """The tombstone: its Prolog may acquire nothing any more."""

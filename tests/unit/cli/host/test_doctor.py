@@ -174,7 +174,7 @@ def test_the_longest_boot_and_each_gpu_count() -> None:
     assert one(list(slurm.check(recommended, patient)), "slurm.PrologEpilogTimeout").level is Level.ERROR
     networks = Config(network=Network(allowed=("none", "job"), ready_timeout_s=100, reach_timeout_s=10))
     found = one(list(slurm.check(recommended, networks)), "slurm.PrologEpilogTimeout")
-    assert "a boot may take (420 s)" in found.what, "with the wait for guests of other nodes"
+    assert "a boot may take (450 s)" in found.what, "with the wait for guests of other nodes"
     found = one(list(slurm.check(recommended, Config(), [NodeSize(gpus=8)])), "slurm.PrologEpilogTimeout")
     assert found.level is Level.ERROR
     assert f"({60 + 180 + 8 * 60 + 60} s)" in found.what

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guests of a cluster's other members, as a job's segment on one node knows them.
+
+Frames to a guest of another member leave through this job's VXLAN device with the VNI of that member: each
+entry of the device names it (``vni`` in bridge(8)). The other node delivers them to that member's bridge.
+Between members on one node the kernel does so itself, as the destination is its own address. So nothing on
+a node is shared between members, and when a member ends, its VNI leads nowhere.
+
+The state of the kernel is compared with what is wanted, and only the difference is applied. Entries of the
+job's own guests have other MAC addresses (they contain the VNI) and stay as they are.
+
+Sources: bridge(8), ip-neighbour(8); drivers/net/vxlan/vxlan_core.c (encap_bypass_if_local).
+"""
+# Decision: Members of a cluster send with the VNI of the receiver
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from ipaddress import ip_address
+from typing import Any
+
+from vhpc_slurm.model import ClusterMember
+from vhpc_slurm.node.network import plan, tools
+from vhpc_slurm.record import Record
+
+Command = tuple[str, ...]
+
+
+class Entries(Record, frozen=True):
+    """Entries for guests of other members.
+
+    Attributes:
+        remote: of the VXLAN device: (MAC address, underlay address, VNI).
+        ports: MAC addresses that the bridge has behind the VXLAN device.
+        neighbours: of the bridge: (IP address, MAC address).
+    """
+
+    remote: frozenset[tuple[str, str, int]] = frozenset()
+    ports: frozenset[str] = frozenset()
+    neighbours: frozenset[tuple[str, str]] = frozenset()
+
+
+def reachable(own: ClusterMember, others: Collection[ClusterMember]) -> list[ClusterMember]:
+    """The other members; without those whose nodes have underlay addresses of another IP version."""
+    versions = _versions(own)
+    return [one for one in others if one.segment.vni != own.segment.vni and not _versions(one) - versions]
+
+
+def _versions(member: ClusterMember) -> set[int]:
+    return {ip_address(address).version for address in member.segment.underlay}
+
+
+def wanted(own: ClusterMember, others: Collection[ClusterMember]) -> Entries:
+    """The entries that a segment needs.  Pure."""
+    remote: set[tuple[str, str, int]] = set()
+    neighbours: set[tuple[str, str]] = set()
+    for member in reachable(own, others):
+        segment = member.segment
+        for rank, guest in enumerate(plan.members(member)):
+            if rank in member.gone:
+                continue
+            mac = plan.mac(segment.mac_vni or segment.vni, rank)
+            remote.add((mac, segment.underlay[guest.place], segment.vni))
+            neighbours.update((address, mac) for address in plan.addresses(segment, rank))
+    return Entries(frozenset(remote), frozenset(mac for mac, _, _ in remote), frozenset(neighbours))
+
+
+def present(
+    own: ClusterMember, forwarding: Sequence[dict[str, Any]], neighbours: Sequence[dict[str, Any]]
+) -> Entries:
+    """The entries that the kernel has for guests of other members.  Pure.
+
+    Args:
+        own: the job itself, whose guests' entries are left out.
+        forwarding: of the VXLAN device, as ``bridge -json fdb show`` prints them.
+        neighbours: of the bridge, as ``ip -json neighbour show`` prints them.
+    """
+    segment = own.segment
+    ours = {plan.mac(segment.mac_vni or segment.vni, rank) for rank in range(len(plan.members(own)))}
+    theirs = [one for one in forwarding if one.get("state") == "static" and one["mac"] not in ours]
+    return Entries(
+        frozenset(
+            (one["mac"], one["dst"], int(one.get("vni", segment.vni))) for one in theirs if "dst" in one
+        ),
+        frozenset(one["mac"] for one in theirs if "dst" not in one),
+        frozenset(
+            (one["dst"], one["lladdr"])
+            for one in neighbours
+            if "PERMANENT" in one.get("state", ()) and one.get("lladdr", "") not in {"", *ours}
+        ),
+    )
+
+
+def peers(own: ClusterMember, others: Collection[ClusterMember], local: str) -> tuple[str, ...]:
+    """Underlay addresses of the other members' nodes but this one.  Pure.
+
+    ``local`` is this node's: between members on one node no packet is sent.
+    """
+    found = {address for one in reachable(own, others) for address in one.segment.underlay}
+    return tuple(sorted(found - {local}))
+
+
+def cluster_name(hostname: str, member: ClusterMember) -> str:
+    """The name of a member's guest in the guests of all members."""
+    return f"{hostname}-j{member.generation.job_id}"
+
+
+def member_peers(own: ClusterMember, others: Collection[ClusterMember]) -> list[plan.Peer]:
+    """The first living guest of each other member, in the order of ``others``.  Pure."""
+    found = []
+    for member in reachable(own, others):
+        living = ((rank, one) for rank, one in enumerate(plan.members(member)) if rank not in member.gone)
+        for rank, guest in living:
+            name = cluster_name(guest.hostname, member)
+            found.append(plan.Peer(name, guest.node, plan.addresses(member.segment, rank)))
+            break
+    return found
+
+
+def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
+    """Make the segment know exactly these other members.
+
+    Raises:
+        NodeError: the kernel cannot be asked, or refuses; what was done until then stays.
+    """
+    bridge, vxlan = plan.bridge_name(own.segment.vni), plan.vxlan_name(own.segment.vni)
+    forwarding = tools.query("bridge", "fdb", "show", "dev", vxlan)
+    there = present(own, forwarding, tools.query("ip", "neighbour", "show", "dev", bridge))
+    needed = wanted(own, others)
+    tools.batch("bridge", _forwarding(vxlan, there, needed))
+    tools.batch("ip", _resolution(bridge, there, needed))
+
+
+def _forwarding(vxlan: str, there: Entries, needed: Entries) -> Iterator[Command]:
+    """Wrong entries are removed first: a MAC address has one entry."""
+    for mac, address, vni in sorted(there.remote - needed.remote):
+        yield ("fdb", "del", mac, "dev", vxlan, "self", "dst", address, "vni", str(vni))
+    for mac in sorted(there.ports - needed.ports):
+        yield ("fdb", "del", mac, "dev", vxlan, "master")
+    for mac, address, vni in sorted(needed.remote - there.remote):
+        yield ("fdb", "add", mac, "dev", vxlan, "self", "static", "dst", address, "vni", str(vni))
+    for mac in sorted(needed.ports - there.ports):
+        yield ("fdb", "add", mac, "dev", vxlan, "master", "static")
+
+
+def _resolution(bridge: str, there: Entries, needed: Entries) -> Iterator[Command]:
+    for address, _ in sorted(there.neighbours - needed.neighbours):
+        yield ("neighbour", "del", address, "dev", bridge)
+    for address, mac in sorted(needed.neighbours - there.neighbours):
+        yield ("neighbour", "add", address, "lladdr", mac, "dev", bridge, "nud", "permanent")
