@@ -15,6 +15,7 @@ import msgspec
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.model import (
     Allocation,
+    ClusterPlace,
     Generation,
     GresAllocation,
     ImageIdentity,
@@ -57,6 +58,8 @@ class ReadyState(Wire, frozen=True, tag="ready"):
         reported: those of the nodes asked about that have reported that their guests are set up.
         failure: of a node that gave up.
         failed_starts: how many generations of the job have failed because of the network between nodes.
+        unaware: how many nodes of the job's cluster have not taken the job into their network.
+        first_unaware: the first of them, each with its job, if names were asked for.
     """
 
     over: bool
@@ -65,11 +68,13 @@ class ReadyState(Wire, frozen=True, tag="ready"):
     reported: tuple[str, ...] = ()
     failure: NodeFailure | None = None
     failed_starts: int = 0
+    unaware: int = 0
+    first_unaware: tuple[str, ...] = ()
 
     @property
     def settled(self) -> bool:
         """Whether a node that waits for the others has to act."""
-        return self.over or self.missing == 0 or self.failure is not None
+        return self.over or self.missing + self.unaware == 0 or self.failure is not None
 
 
 class NodeGroup(Wire, frozen=True):
@@ -95,6 +100,7 @@ class LeaseWire(Wire, frozen=True):
     nat: bool = False
     site: bool = False
     resume: Resume | None = None
+    cluster: ClusterPlace | None = None
 
     @classmethod
     def pack(cls, lease: Lease) -> LeaseWire:
@@ -111,6 +117,7 @@ class LeaseWire(Wire, frozen=True):
             nat=lease.nat,
             site=lease.site,
             resume=None if lease.resume is None else _public(lease.resume),
+            cluster=lease.cluster,
         )
 
     def brief(self) -> LeaseWire:
@@ -133,6 +140,7 @@ class LeaseWire(Wire, frozen=True):
             nat=self.nat,
             site=self.site,
             resume=self.resume,
+            cluster=self.cluster,
         )
 
 
