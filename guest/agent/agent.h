@@ -94,8 +94,9 @@ struct pmix_connection; /* pmix.c */
 struct x11_server;      /* x11.c */
 struct fabric;          /* fabric.h */
 struct ib_want;
-struct reach;  /* reach.h */
-struct caller; /* hostcall.c: a command client in this guest */
+struct reach;   /* reach.h */
+struct cluster; /* cluster.h */
+struct caller;  /* hostcall.c: a command client in this guest */
 
 struct agent {
     struct loop loop;
@@ -115,14 +116,16 @@ struct agent {
     struct source listener; /* call socket */
     const char *call_socket;
     struct caller *callers;
-    const char *sysfs;         /* where sysfs is mounted */
-    struct fabric *fabric;     /* the job's InfiniBand ports; NULL = none */
-    const char *topology_file; /* for NCCL */
-    bool has_topology;         /* it was written */
-    char *interface;           /* of the job's network; NULL = the job has none */
-    char *nodelist;            /* names of the job's guests; NULL = the job has no network */
-    char *host_names;          /* the same with spaces, of any length; NULL = no host files */
-    struct in_addr job_ipv4;   /* of this guest on the network of the job */
+    const char *sysfs;          /* where sysfs is mounted */
+    struct fabric *fabric;      /* the job's InfiniBand ports; NULL = none */
+    const char *topology_file;  /* for NCCL */
+    bool has_topology;          /* it was written */
+    char *interface;            /* of the job's network; NULL = the job has none */
+    char *nodelist;             /* names of the job's guests; NULL = the job has no network */
+    char *host_names;           /* the same with spaces, of any length; NULL = no host files */
+    struct cluster *cluster;    /* that this guest is in; NULL = none */
+    const char *cluster_folder; /* for the lists of its guests; NULL = they are not written */
+    struct in_addr job_ipv4;    /* of this guest on the network of the job */
     struct in6_addr job_ipv6;
     bool keepalive;              /* connections on this network have it: keepalive.h */
     struct ssh *ssh;             /* sshd's connections; NULL = none */

@@ -9,7 +9,7 @@
 #include "file.h"
 #include "frame.h"
 
-static bool is_host_name(const uint8_t *name, size_t len)
+bool hostfile_is_name(const uint8_t *name, size_t len)
 {
     static const char allowed[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-";
@@ -34,7 +34,7 @@ int hostfile_add(struct hostfile *h, const struct tlv *t)
     char name[HOSTFILE_NAME_MAX + 1];
     uint32_t slots = t->len > 4 ? get_le32(t->data) : 0;
     if (slots == 0 || slots > HOSTFILE_SLOTS_MAX || h->count == HOSTFILE_HOSTS_MAX ||
-        !is_host_name(t->data + 4, t->len - 4))
+        !hostfile_is_name(t->data + 4, t->len - 4))
         return -EPROTO;
     (void)snprintf(name, sizeof name, "%.*s", (int)(t->len - 4), (const char *)t->data + 4);
     int rc = add_line(&h->slots, " ", name, slots);

@@ -27,6 +27,8 @@ struct hostfile {
     size_t count;
 };
 
+/* Whether these bytes are the name of a host. */
+bool hostfile_is_name(const uint8_t *name, size_t len);
 /* A field of the request: u32 slots, then a host name. 0, -EPROTO or -ENOMEM. */
 int hostfile_add(struct hostfile *h, const struct tlv *t);
 /* Write both files. 0, or -errno with one line in text. */

@@ -19,11 +19,14 @@
 
 #include "accounts.h"
 #include "agent.h"
+#include "cluster.h"
 #include "commands.h"
 #include "devnodes.h"
 #include "directory.h"
 #include "file.h"
+#include "hosts.h"
 #include "imageenv.h"
+#include "members.h"
 
 static int complain(int number, char *text, size_t size, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -93,7 +96,7 @@ static int check(const struct identity *id, char *text, size_t size)
     return 0;
 }
 
-static int apply_names(const struct identity *id)
+static int apply_names(const struct agent *a, const struct identity *id)
 {
     struct buf b = {0};
     static const char head[] = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
@@ -108,8 +111,7 @@ static int apply_names(const struct identity *id)
         rc = buf_append(&b, id->hosts[i], strlen(id->hosts[i]));
         rc = rc < 0 ? rc : buf_append(&b, "\n", 1);
     }
-    rc = rc < 0 ? rc : buf_append(&b, "", 1);
-    rc = rc < 0 ? rc : write_file("/etc/hosts", 0644, (const char *)buf_head(&b));
+    rc = rc < 0 ? rc : hosts_write(HOSTS_FILE, &b, cluster_hosts(a));
     buf_free(&b);
     return rc;
 }
@@ -198,6 +200,8 @@ static int apply_timezone(const struct identity *id)
 /* Slurm's commands are this binary, also where the image has its own. */
 static int apply_commands(const struct agent *a, const struct identity *id)
 {
+    static char members[] = MEMBERS_COMMAND;
+    static char *const own[] = {members};
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n < 0)
@@ -210,7 +214,8 @@ static int apply_commands(const struct agent *a, const struct identity *id)
     if (of_image != NULL)
         commands_cover(self, of_image, id->commands, id->command_count);
     commands_cover(self, COMMANDS_PATH, id->commands, id->command_count);
-    return commands_link(self, "/usr/bin", id->commands, id->command_count);
+    rc = commands_link(self, "/usr/bin", own, 1);
+    return rc < 0 ? rc : commands_link(self, "/usr/bin", id->commands, id->command_count);
 }
 
 int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size)
@@ -218,7 +223,7 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
     int rc = check(id, text, size);
     if (rc < 0 || !a->system)
         return rc;
-    if ((rc = apply_names(id)) < 0)
+    if ((rc = apply_names(a, id)) < 0)
         return complain(rc, text, size, "cannot set the host name: %s", strerror(-rc));
     if ((rc = apply_loopback()) < 0)
         return complain(rc, text, size, "cannot bring lo up: %s", strerror(-rc));

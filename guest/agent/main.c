@@ -20,6 +20,7 @@
 #include "forward.h"
 #include "hold.h"
 #include "imageenv.h"
+#include "members.h"
 #include "memory.h"
 #include "reach.h"
 #include "link.h"
@@ -32,7 +33,7 @@ enum { TICK_MS = 50, GRACE_MS = 1000 };
 
 static const char usage[] =
     "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH]\n"
-    "                  [--topology-file PATH] [--no-system]\n"
+    "                  [--topology-file PATH] [--cluster-folder PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
     "       vhpc-agent --forward PORT [--task N]\n"
     "       vhpc-agent --root-files COMMAND [ARG...]\n"
@@ -48,6 +49,8 @@ static const char usage[] =
     "  --sysfs PATH        sysfs with the InfiniBand ports (default: /sys; as PID 1:\n"
     "                      vhpc.agent.sysfs= of the kernel command line)\n"
     "  --topology-file PATH  what NCCL reads (default: " VHPC_TOPOLOGY_FILE ")\n"
+    "  --cluster-folder PATH  for lists of the guests of a cluster\n"
+    "                      (default: " VHPC_CLUSTER_FOLDER ")\n"
     "  --no-system         do not change this machine: no mounts, no accounts, no power-off\n"
     "  --call NAME         run the command NAME on the host, as a link NAME to this binary does\n"
     "  --forward PORT      connect to this TCP port for `vhpc forward`, which is at the other end\n"
@@ -231,6 +234,7 @@ static int read_options(int argc, char **argv, struct agent *a, struct endpoint 
         {"call-socket", required_argument, NULL, 's'},
         {"sysfs", required_argument, NULL, 'y'},
         {"topology-file", required_argument, NULL, 't'},
+        {"cluster-folder", required_argument, NULL, 'c'},
         {"no-system", no_argument, NULL, 'n'},
         {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},
@@ -256,6 +260,9 @@ static int read_options(int argc, char **argv, struct agent *a, struct endpoint 
             break;
         case 't':
             a->topology_file = optarg;
+            break;
+        case 'c':
+            a->cluster_folder = optarg;
             break;
         case 'n':
             a->system = false;
@@ -289,7 +296,8 @@ int main(int argc, char **argv)
                                  .image_env = &image_env,
                                  .call_socket = VHPC_CALL_SOCKET,
                                  .sysfs = "/sys",
-                                 .topology_file = VHPC_TOPOLOGY_FILE};
+                                 .topology_file = VHPC_TOPOLOGY_FILE,
+                                 .cluster_folder = VHPC_CLUSTER_FOLDER};
     struct endpoint host = {.fd = -1};
     const char *name = argc > 0 ? argv[0] : "vhpc-agent";
     agent.is_init = getpid() == 1;
@@ -302,6 +310,8 @@ int main(int argc, char **argv)
         return rootfiles_main(argv + 2);
     if (!agent.is_init && argc > 1 && strcmp(argv[1], "--forward-to") == 0)
         return forward_to_main(argc - 1, argv + 1);
+    if (!agent.is_init && strcmp(name, MEMBERS_COMMAND) == 0)
+        return members_main(argc, argv);
     if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
         command_main(argc, argv, name);
     /* The kernel passes parameters of its command line that it does not know to PID 1. */

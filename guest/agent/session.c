@@ -10,6 +10,7 @@
 
 #include "accounting.h"
 #include "agent.h"
+#include "cluster.h"
 #include "hostfile.h"
 #include "imageenv.h"
 #include "locales.h"
@@ -52,7 +53,8 @@ int session_begin(struct session *s)
         (s->agent->system && locales_replace_missing(&s->spec, LOCALES_FOLDER) < 0))
         return -ENOMEM;
     if (topology_environment(s->agent, &s->spec) < 0 ||
-        network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)
+        network_environment(s->agent, &s->spec) < 0 ||
+        hostfile_environment(s->agent, &s->spec) < 0 || cluster_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
     if (environment_start(s) < 0 || x11_listen(s) < 0)
         return -ENOMEM;

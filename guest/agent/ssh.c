@@ -60,7 +60,8 @@ static int write_text(const char *folder, const char *name, mode_t mode, const c
 {
     char path[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/%s", folder, name);
-    return n < 0 || (size_t)n >= sizeof path ? -ENAMETOOLONG : write_file(path, mode, content);
+    return n < 0 || (size_t)n >= sizeof path ? -ENAMETOOLONG
+                                             : replace_file(path, mode, content, strlen(content));
 }
 
 static int write_server(const struct ssh_want *want, const char *folder)
@@ -69,7 +70,7 @@ static int write_server(const struct ssh_want *want, const char *folder)
     /* No passwords, no PAM: the job's user has neither in a guest. %U: only this user has a key. */
     int n = snprintf(settings, sizeof settings,
                      "HostKey %s/host_key\n"
-                     "AuthorizedKeysFile %s/authorized_keys-%%U\n"
+                     "AuthorizedKeysFile %s/authorized_keys-%%U %s/cluster_keys-%%U\n"
                      "AuthenticationMethods publickey\n"
                      "PasswordAuthentication no\n"
                      "KbdInteractiveAuthentication no\n"
@@ -81,7 +82,7 @@ static int write_server(const struct ssh_want *want, const char *folder)
                      "LogLevel ERROR\n"
                      "AcceptEnv LANG LC_*\n"
                      "Subsystem sftp internal-sftp\n",
-                     folder, folder);
+                     folder, folder, folder);
     if (n < 0 || (size_t)n >= sizeof settings)
         return -ENAMETOOLONG;
     (void)snprintf(keys, sizeof keys, "%s\n", want->user_public);
@@ -91,41 +92,49 @@ static int write_server(const struct ssh_want *want, const char *folder)
     return rc < 0 ? rc : write_text(folder, "sshd_config", 0644, settings);
 }
 
-/* All guests have the same host key, so known_hosts has one name for all of them. */
-static int write_client(const struct ssh_want *want, const char *folder, const char *client_folder,
-                        const char *names)
+/* A file that applies settings to these hosts; a job and its cluster have one each. */
+static int write_hosts(const char *folder, const char *client_folder, const char *file,
+                       const char *names)
 {
-    char settings[PART_MAX], known[SSH_PUBLIC_MAX + 32], path[PATH_MAX];
+    char settings[PART_MAX], path[PATH_MAX];
     struct buf b = {0};
     int n = snprintf(settings, sizeof settings,
-                     "\n"
                      "    IdentityFile %s/id_ed25519\n"
                      "    IdentitiesOnly yes\n"
                      "    PreferredAuthentications publickey\n"
-                     "    UserKnownHostsFile %s/known_hosts\n"
+                     "    UserKnownHostsFile %s/known_hosts %s/cluster_known_hosts\n"
                      "    GlobalKnownHostsFile %s/known_hosts\n"
-                     "    HostKeyAlias vhpc-guest\n"
+                     "    HostKeyAlias " SSH_HOST_ALIAS "\n"
                      "    StrictHostKeyChecking yes\n"
                      "    UpdateHostKeys no\n"
                      "    CheckHostIP no\n"
                      "    ServerAliveInterval %d\n"
                      "    ServerAliveCountMax %d\n",
-                     folder, folder, folder, SSH_ALIVE_INTERVAL_S, SSH_ALIVE_COUNT);
+                     folder, folder, folder, folder, SSH_ALIVE_INTERVAL_S, SSH_ALIVE_COUNT);
     if (n < 0 || (size_t)n >= sizeof settings ||
         strlen(client_folder) + sizeof "/ssh_config.d" > sizeof path)
         return -ENAMETOOLONG;
-    (void)snprintf(known, sizeof known, "vhpc-guest %s\n", want->host_public);
     (void)snprintf(path, sizeof path, "%s/ssh_config.d", client_folder);
     if (mkdir(path, 0755) < 0 && errno != EEXIST)
         return -errno;
     int rc = put(&b, "Host ");
     rc = rc < 0 ? rc : put(&b, names);
+    rc = rc < 0 ? rc : put(&b, "\n");
     rc = rc < 0 ? rc : put(&b, settings);
     rc = rc < 0 ? rc : buf_append(&b, "", 1);
-    rc = rc < 0 ? rc : write_text(folder, "known_hosts", 0644, known);
-    rc = rc < 0 ? rc : write_text(path, "vhpc.conf", 0644, (const char *)buf_head(&b));
+    rc = rc < 0 ? rc : write_text(path, file, 0644, (const char *)buf_head(&b));
     buf_free(&b);
     return rc;
+}
+
+/* All guests of a job have the same host key. */
+static int write_client(const struct ssh_want *want, const char *folder, const char *client_folder,
+                        const char *names)
+{
+    char known[SSH_PUBLIC_MAX + 32];
+    (void)snprintf(known, sizeof known, SSH_HOST_ALIAS " %s\n", want->host_public);
+    int rc = write_text(folder, "known_hosts", 0644, known);
+    return rc < 0 ? rc : write_hosts(folder, client_folder, "vhpc.conf", names);
 }
 
 static int write_user_key(const struct ssh_want *want, const char *folder)
@@ -148,6 +157,28 @@ int ssh_write(const struct ssh_want *want, const char *folder, const char *clien
     if (rc < 0)
         (void)snprintf(text, size, "cannot write keys of ssh: %s", strerror(-rc));
     return rc;
+}
+
+int ssh_write_cluster(const struct ssh_cluster *cluster, const char *folder,
+                      const char *client_folder, char *text, size_t size)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "cluster_keys-%u", cluster->uid);
+    int rc = mkdir(folder, 0755) < 0 && errno != EEXIST ? -errno : 0;
+    rc = rc < 0 ? rc : write_text(folder, name, 0644, cluster->keys);
+    rc = rc < 0 ? rc : write_text(folder, "cluster_known_hosts", 0644, cluster->known);
+    rc = rc < 0 ? rc : write_hosts(folder, client_folder, "vhpc-cluster.conf", cluster->names);
+    if (rc < 0)
+        (void)snprintf(text, size, "cannot write keys of the cluster: %s", strerror(-rc));
+    return rc;
+}
+
+int ssh_apply_cluster(const struct agent *a, const struct ssh_cluster *cluster, char *text,
+                      size_t size)
+{
+    if (!a->system || access(SSH_CLIENT_FOLDER, F_OK) < 0)
+        return 0; /* an image without ssh */
+    return ssh_write_cluster(cluster, SSH_FOLDER, SSH_CLIENT_FOLDER, text, size);
 }
 
 /* The place of a process that has not been started; SSH_CONNECTIONS_MAX: none is free. */

@@ -19,6 +19,8 @@
 #define SSH_FOLDER "/run/vhpc/ssh"
 #define SSH_CLIENT_FOLDER "/etc/ssh"
 #define SSH_DAEMON "/usr/sbin/sshd"
+/* The name of all guests in files of host keys. */
+#define SSH_HOST_ALIAS "vhpc-guest"
 
 enum {
     SSH_KEY_MAX = 16384,   /* bytes of a private key */
@@ -40,6 +42,14 @@ struct ssh_want {
     uint32_t gid;
 };
 
+/* What the guests of a cluster need: texts that end with a line end, or are empty. */
+struct ssh_cluster {
+    const char *names; /* one line, of all guests */
+    const char *known; /* lines of a known_hosts file */
+    const char *keys;  /* public keys that may log in as uid */
+    uint32_t uid;
+};
+
 struct ssh {
     const struct agent *agent;
     struct source listener[2];
@@ -57,6 +67,11 @@ int ssh_write(const struct ssh_want *want, const char *folder, const char *clien
               const char *names, char *text, size_t size);
 /* The operation: 0, or -errno with one line in text. It can be repeated. */
 int ssh_apply(struct agent *a, const struct ssh_want *want, char *text, size_t size);
+/* The same for the guests of a cluster, in files of their own. */
+int ssh_write_cluster(const struct ssh_cluster *cluster, const char *folder,
+                      const char *client_folder, char *text, size_t size);
+int ssh_apply_cluster(const struct agent *a, const struct ssh_cluster *cluster, char *text,
+                      size_t size);
 /* A process has ended. */
 void ssh_reaped(const struct agent *a, pid_t pid);
 void ssh_close(struct agent *a);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "cluster.h"
 #include "fabric.h"
 #include "hold.h"
 #include "imageenv.h"
@@ -74,6 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     free(a.interface);
     free(a.nodelist);
     free(a.host_names);
+    cluster_forget(&a);
     free(a.start_dir);
     image_env_free(&image_env);
     (void)close(pair[0]);

@@ -88,6 +88,23 @@ FROM_GUEST = {
     "unknown-session": frame(DATA, b"x", session=99),
 }
 
+CLUSTER = (
+    field(48, 39)
+    + field(49, 15)
+    + field(151, b"exam")
+    + field(153, 1234)
+    + field(53, 2001)
+    + field(
+        152,
+        field(50, b"n1-j1234")
+        + field(153, 1234)
+        + field(79, b"10.200.0.1")
+        + field(80, b"fd76:6870:6300::1")
+        + field(65, 4),
+    )
+    + field(154, b"ssh-ed25519 AAAA")
+    + field(155, b"ssh-ed25519 BBBB")
+)
 TTY = field(26, struct.pack("<HHHH", 24, 80, 0, 0))
 FROM_HOST = {
     "hello": frame(HELLO, VERSIONS, session=0),
@@ -187,6 +204,13 @@ FROM_HOST = {
         + field(86, b"-----BEGIN OPENSSH PRIVATE KEY-----\nBBBB\n-----END OPENSSH PRIVATE KEY-----\n")
         + field(87, b"ssh-ed25519 BBBB"),
     ),
+    "cluster": frame(REQUEST, CLUSTER),
+    "cluster-parts": frame(REQUEST, CLUSTER[:90], flags=MORE) + frame(REQUEST, CLUSTER[90:]),
+    "cluster-no-address": frame(
+        REQUEST, field(48, 39) + field(151, b"exam") + field(152, field(50, b"n1") + field(79, b"10.200"))
+    ),
+    "exec-after-cluster": frame(REQUEST, CLUSTER)
+    + frame(EXEC, exec_fields(field(21, b"VHPC_CLUSTER=other")), session=2),
     "exec-pmi": frame(EXEC, exec_fields(field(21, b"PMI_FD=3"), field(75, b"no network"), field(96, 1))),
     "exec-pmix": frame(
         EXEC,

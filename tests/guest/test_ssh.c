@@ -122,11 +122,50 @@ static void private_keys_are_readable_by_their_owner_only(void **state)
     read_file(folder, text, content, sizeof content);
     assert_string_equal(content, "ssh-ed25519 AAAAuser\n");
     read_file(folder, "sshd_config", content, sizeof content);
-    assert_non_null(strstr(content, "/ssh/authorized_keys-%U\n"));
+    assert_non_null(strstr(content, "/ssh/authorized_keys-%U "));
+    assert_non_null(strstr(content, "/ssh/cluster_keys-%U\n"));
     assert_non_null(strstr(content, "\nPermitRootLogin no\n"));
     read_file(client, "vhpc.conf", content, sizeof content);
     assert_int_equal(strncmp(content, "Host n1 n2\n", 11), 0);
     assert_non_null(strstr(content, "\n    ServerAliveInterval 1\n    ServerAliveCountMax 5\n"));
+    remove_all(client);
+    remove_all(folder);
+    assert_int_equal(rmdir(base), 0);
+}
+
+static void members_that_have_left_lose_their_keys(void **state)
+{
+    char base[] = "/tmp/vhpc-ssh-XXXXXX", folder[64], client[80], content[4096], text[256] = "";
+    const struct ssh_cluster both = {.names = "n1-j1 n2-j2",
+                                     .known =
+                                         "vhpc-guest ssh-ed25519 H1\nvhpc-guest ssh-ed25519 H2\n",
+                                     .keys = "ssh-ed25519 U1\nssh-ed25519 U2\n",
+                                     .uid = 2001};
+    const struct ssh_cluster one = {.names = "n2-j2",
+                                    .known = "vhpc-guest ssh-ed25519 H2\n",
+                                    .keys = "ssh-ed25519 U2\n",
+                                    .uid = 2001};
+    (void)state;
+    assert_non_null(mkdtemp(base));
+    (void)snprintf(folder, sizeof folder, "%s/ssh", base);
+    (void)snprintf(client, sizeof client, "%s/ssh_config.d", base);
+    assert_int_equal(ssh_write_cluster(&both, folder, base, text, sizeof text), 0);
+    read_file(folder, "cluster_known_hosts", content, sizeof content);
+    assert_string_equal(content, both.known);
+    read_file(folder, "cluster_keys-2001", content, sizeof content);
+    assert_string_equal(content, both.keys);
+    read_file(client, "vhpc-cluster.conf", content, sizeof content);
+    assert_int_equal(strncmp(content, "Host n1-j1 n2-j2\n", 17), 0);
+    (void)snprintf(text, sizeof text, "UserKnownHostsFile %s/known_hosts %s/cluster_known_hosts\n",
+                   folder, folder);
+    assert_non_null(strstr(content, text));
+    assert_int_equal(ssh_write_cluster(&one, folder, base, text, sizeof text), 0);
+    read_file(folder, "cluster_known_hosts", content, sizeof content);
+    assert_string_equal(content, one.known);
+    read_file(folder, "cluster_keys-2001", content, sizeof content);
+    assert_string_equal(content, one.keys);
+    read_file(client, "vhpc-cluster.conf", content, sizeof content);
+    assert_int_equal(strncmp(content, "Host n2-j2\n", 11), 0);
     remove_all(client);
     remove_all(folder);
     assert_int_equal(rmdir(base), 0);
@@ -209,6 +248,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_no_key_is_refused),
         cmocka_unit_test(private_keys_are_readable_by_their_owner_only),
+        cmocka_unit_test(members_that_have_left_lose_their_keys),
         cmocka_unit_test(both_files_have_a_line_for_each_guest),
         cmocka_unit_test(what_is_no_host_is_refused),
         cmocka_unit_test(programs_learn_where_the_files_are),

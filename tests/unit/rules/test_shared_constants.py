@@ -18,7 +18,7 @@ from vhpc_slurm.domain import boot
 from vhpc_slurm.domain.plain import PORT_NAME
 from vhpc_slurm.importing import owncommands
 from vhpc_slurm.node.boot import helpers
-from vhpc_slurm.node.guest import channel, peers, wire
+from vhpc_slurm.node.guest import channel, cluster, peers, wire
 from vhpc_slurm.node.network import nat, segment
 from vhpc_slurm.node.resource import job_network
 
@@ -43,6 +43,7 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "ibports.h": ["IB_PORTS_MAX", "IB_KEYS_MAX"],
         "topology.h": ["TOPOLOGY_MAX"],
         "nat.h": ["NAT_SERVERS_MAX"],
+        "cluster.h": ["CLUSTER_GUESTS_MAX"],
         "reach.h": ["REACH_TARGETS_MAX", "REACH_SIZE_MIN", "REACH_WAIT_MAX_MS"],
         "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
         "ring.h": ["RING_BYTES", "RING_PARTS"],
@@ -124,6 +125,10 @@ def test_the_reach_operation_has_the_same_limits(constants: dict[str, int]) -> N
     assert constants["REACH_WAIT_MAX_MS"] == 1000 * highest(Network, "ready_timeout_s")
 
 
+def test_the_cluster_operation_has_the_same_limit(constants: dict[str, int]) -> None:
+    assert constants["CLUSTER_GUESTS_MAX"] == cluster.GUESTS_MAX
+
+
 def test_the_nat_operation_has_the_same_limit(constants: dict[str, int]) -> None:
     assert constants["NAT_SERVERS_MAX"] == nat.MAX_DNS
     assert constants["NETWORK_MTU_MAX"] >= nat.MTU
@@ -158,6 +163,11 @@ def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
         ("wait of a *fabric* request | {} s", ["FABRIC_WAIT_MAX_MS"], 1000),
         ("targets of a *reach* request | {} |", ["REACH_TARGETS_MAX"], 1),
         ("wait of a *reach* request | {} s", ["REACH_WAIT_MAX_MS"], 1000),
+        (
+            "GUEST fields, and keys of each kind, of a *cluster* request | {}, {} |",
+            ["CLUSTER_GUESTS_MAX", "CLUSTER_GUESTS_MAX"],
+            1,
+        ),
         ("NAMESERVER fields of a *nat* request | {} |", ["NAT_SERVERS_MAX"], 1),
         ("text of a *topology* request | {} KiB", ["TOPOLOGY_MAX"], 1 << 10),
         ("host calls alive in a session | {} |", ["VHPC_CALLS_MAX"], 1),

@@ -73,6 +73,7 @@ class Guest:
         self.sysfs = folder / "sys"
         self.call_socket = folder / "call.sock"
         self.topology = folder / "topology.xml"
+        self.cluster = folder / "cluster"
         self.agent_end, shim_end = socket.socketpair()
         self.agent: subprocess.Popen[bytes] | None = None
         with shim_end, socket.socket(socket.AF_UNIX) as listener, self.console.open("wb+") as said:
@@ -97,7 +98,7 @@ class Guest:
     def start_agent(self) -> None:
         fd = self.agent_end.fileno()
         args = ["--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}", f"--sysfs={self.sysfs}"]
-        args.append(f"--topology-file={self.topology}")
+        args += [f"--topology-file={self.topology}", f"--cluster-folder={self.cluster}"]
         self.agent = subprocess.Popen([self.bin / "vhpc-agent", *args], pass_fds=(fd,))
         self.agent_end.close()
 
