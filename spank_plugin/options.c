@@ -311,6 +311,23 @@ static bool parse_checkpointname(const struct vhpc_option *option, const char *t
     return true;
 }
 
+/* NAME[:keep] */
+static bool parse_clustername(const struct vhpc_option *option, const char *text,
+                              char value[VHPC_VALUE_SIZE], const char **why)
+{
+    static const char allowed[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
+    size_t length = strspn(text, allowed);
+
+    (void)option;
+    (void)why;
+    if (length == 0 || length > VHPC_CLUSTER_MAX || strchr("_-", text[0]) != NULL ||
+        (text[length] != '\0' && strcmp(text + length, ":keep") != 0))
+        return false;
+    memcpy(value, text, strlen(text) + 1);
+    return true;
+}
+
 /* A name in the catalogue of the user: the site's catalogue is not the user's to change. */
 static bool parse_ownimage(const struct vhpc_option *option, const char *text,
                            char value[VHPC_VALUE_SIZE], const char **why)

@@ -33,6 +33,7 @@ VERBS = (
     Verb("shell", "jobs.shell:shell", short_help="Start a shell in a guest.", settings=PASS_OPTIONS),
     Verb("save", "jobs.save:save", short_help="Make an image of a running job's guest."),
     Verb("checkpoint", "jobs.checkpoints:GROUP", "Checkpoints: the saved state of a job's guests."),
+    Verb("cluster", "jobs.clusters:GROUP", "Clusters: jobs whose guests are on one network."),
     Verb("forward", "jobs.forward:forward", short_help="Reach a port of a guest from this host."),
     Verb("ssh", "jobs.ssh:ssh", short_help="Open an ssh session in a guest.", settings=PASS_ALL),
     Verb("ssh-config", "jobs.ssh:ssh_config", short_help="Let scp, rsync and editors reach a guest."),

@@ -355,16 +355,19 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if "{node}" not in self.site_name or "{slot}" not in self.site_name or "{" in plain:
             raise ValueError("site_name has to contain {node} and {slot}, and no other name in braces")
 
-    def parts(self, asked: str | None) -> tuple[str, ...]:
+    def parts(self, asked: str | None, implies_job: bool = False) -> tuple[str, ...]:
         """The words of a job's choice: ``none``, or some of ``job``, ``multicast``, ``nat`` and ``site``.
 
-        ``asked`` is the value of --vhpc-network, None for a job without it.
+        ``asked`` is the value of --vhpc-network, None for a job without it. ``implies_job`` adds ``job``.
         """
-        return tuple((asked or self.default).split(","))
+        words = tuple((asked or self.default).split(","))
+        if not implies_job or "job" in words:
+            return words
+        return ("job", *(word for word in words if word != "none"))
 
-    def kinds(self, asked: str | None) -> tuple[str, ...]:
+    def kinds(self, asked: str | None, implies_job: bool = False) -> tuple[str, ...]:
         """The networks of a job, as ``allowed`` names them: ``multicast`` is a property of ``job``."""
-        return tuple(part for part in self.parts(asked) if part != "multicast")
+        return tuple(part for part in self.parts(asked, implies_job) if part != "multicast")
 
     @property
     def barrier_s(self) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.api.changes import Changes, of_cluster
 from vhpc_slurm.controller.api.checkpointing import Checkpointing
+from vhpc_slurm.controller.api.clustering import Clustering
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.requests import Requests
 from vhpc_slurm.controller.api.starting import Locate, Starting
@@ -91,8 +92,13 @@ def assemble(
         deadline_s=max(1.0, settings.request_timeout_s - 1.0),
         changed=trigger.changed,
     )
-    executor = LeaseExecutor(writer, leases.lifecycle, scheduler)
     changes = Changes()
+
+    def changed() -> None:
+        for serial in leases.store.clusters.take_changed():
+            changes.notify(of_cluster(serial))
+
+    executor = LeaseExecutor(writer, leases.lifecycle, scheduler, changed)
     starting = Starting(leases, executor, scheduler, watch, config, locate, slurm.may_requeue, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
     timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
@@ -104,6 +110,7 @@ def assemble(
             starting,
             operating,
             checkpoints,
+            Clustering(leases, executor, changes),
             watch,
             choice.name(config),
             standbys=bool(settings.backup_hosts),

@@ -17,6 +17,7 @@ from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import status_messages, usage_messages
 from vhpc_slurm.controller.checkpoint_client import CheckpointCalls
+from vhpc_slurm.controller.cluster_client import ClusterCalls
 from vhpc_slurm.controller.exchange import AnswerError, UnusableError, as_error
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
@@ -61,7 +62,7 @@ class AcknowledgementFields(Protocol):
         """The stages of the generation on this node, if known."""
 
 
-class ControllerClient(CheckpointCalls):
+class ControllerClient(CheckpointCalls, ClusterCalls):
     """A client of the vhpcd that the configuration names.
 
     All methods raise FabricError when vhpcd cannot be reached or does not

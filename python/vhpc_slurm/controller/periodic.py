@@ -64,6 +64,7 @@ class Reconciler:
         await self.begin()
         write, aside, queries = self._executor.write, self._executor.aside, self._leases.queries
         await write(queries.prune, self._settings.history_days * 86400.0)
+        await write(self._leases.clusters.prune)
         known = await write(queries.generations)
         jobs = await aside(self._slurm.jobs)
         waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))

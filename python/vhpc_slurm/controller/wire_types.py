@@ -15,6 +15,7 @@ import msgspec
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.model import (
     Allocation,
+    ClusterPlace,
     Generation,
     GresAllocation,
     ImageIdentity,
@@ -58,7 +59,7 @@ class ReadyState(Wire, frozen=True, tag="ready"):
         failure: of a node that gave up.
         failed_starts: how many generations of the job have failed because of the network between nodes.
         unaware: how many nodes of the job's cluster have not taken the job into their network.
-        first_unaware: the first of them.
+        first_unaware: the first of them, each with its job, if names were asked for.
     """
 
     over: bool
@@ -73,7 +74,7 @@ class ReadyState(Wire, frozen=True, tag="ready"):
     @property
     def settled(self) -> bool:
         """Whether a node that waits for the others has to act."""
-        return self.over or self.missing == 0 or self.failure is not None
+        return self.over or self.missing + self.unaware == 0 or self.failure is not None
 
 
 class NodeGroup(Wire, frozen=True):
@@ -99,6 +100,7 @@ class LeaseWire(Wire, frozen=True):
     nat: bool = False
     site: bool = False
     resume: Resume | None = None
+    cluster: ClusterPlace | None = None
 
     @classmethod
     def pack(cls, lease: Lease) -> LeaseWire:
@@ -115,6 +117,7 @@ class LeaseWire(Wire, frozen=True):
             nat=lease.nat,
             site=lease.site,
             resume=None if lease.resume is None else _public(lease.resume),
+            cluster=lease.cluster,
         )
 
     def brief(self) -> LeaseWire:
@@ -137,6 +140,7 @@ class LeaseWire(Wire, frozen=True):
             nat=self.nat,
             site=self.site,
             resume=self.resume,
+            cluster=self.cluster,
         )
 
 

@@ -11,13 +11,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.hooks import common
 from vhpc_slurm.hooks.attending import OwnProcess, alone, main
-from vhpc_slurm.hooks.followerport import Setting, Vhpcd
+from vhpc_slurm.hooks.followerport import Setting
 from vhpc_slurm.hooks.following import Follower
 from vhpc_slurm.hooks.interrupts import Interrupts
 from vhpc_slurm.model import Generation, Roster
@@ -67,7 +67,7 @@ def run(generation: Generation, node: str, begin: str, interrupts: Interrupts, c
         network = ClusterNetwork(layout, generation, fresh=begin == FIRST)
         process = FollowerProcess(layout, generation, interrupts)
         # not patient: what is not answered is asked again
-        vhpcd = cast(Vhpcd, ControllerClient(config, patient=False))
+        vhpcd = ControllerClient(config, patient=False)
         return Follower(Setting(generation, node), known, vhpcd, network, guests, process).run()
 
     return alone(layout, generation, ROLE, work)

@@ -30,7 +30,7 @@ from vhpc_slurm.model.checkpoint import (
     Seal,
     saved_bytes,
 )
-from vhpc_slurm.model.cluster import ClusterMember, Roster
+from vhpc_slurm.model.cluster import Cluster, ClusterJob, ClusterMember, Roster
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.model.job import (
@@ -119,6 +119,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointState",
     "CheckpointTotal",
+    "Cluster",
+    "ClusterJob",
     "ClusterMember",
     "ClusterPlace",
     "Figures",

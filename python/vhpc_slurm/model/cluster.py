@@ -37,6 +37,37 @@ class ClusterMember(Record, frozen=True):
         return tuple(node for part in self.parts for node in part.nodes)
 
 
+class Cluster(Record, frozen=True):
+    """A cluster as its user sees it.
+
+    Attributes:
+        serial: its number in vhpcd's database.
+        name: that its user has given.
+        uid: of the user.
+        created: seconds since the epoch.
+        kept: it stays while it has no jobs.
+        until: end of that, in seconds since the epoch; None: until the user removes it.
+        jobs: its members.
+        guests: of all of them.
+    """
+
+    serial: int
+    name: str
+    uid: int
+    created: float
+    kept: bool = False
+    until: float | None = None
+    jobs: int = 0
+    guests: int = 0
+
+
+class ClusterJob(Record, frozen=True):
+    """A member as the cluster's user sees it; ``joined``: the guests of the others know it."""
+
+    member: ClusterMember
+    joined: bool
+
+
 class Roster(Record, frozen=True):
     """What has changed in a cluster since a version of it.
 

@@ -101,6 +101,7 @@ class JobRequest(Record, frozen=True):
     has set, without --vhpc-.
     ``resume`` is the name of the checkpoint that the job continues; None: its guests boot.
     ``checkpoint`` is a value of --vhpc-checkpoint; None: the job is not saved by itself.
+    ``cluster`` is a value of --vhpc-cluster; None: the job is in no cluster.
     ``account`` and ``qos`` are empty where Slurm has none.
 
     ``unset`` names fields whose options the user did not give, and which a rule of the site may
@@ -138,6 +139,13 @@ class JobRequest(Record, frozen=True):
     from_file: tuple[str, ...] = ()
     resume: str | None = None
     checkpoint: str | None = None
+    cluster: str | None = None
+
+    @property
+    def implies_job_network(self) -> bool:
+        """Whether the job needs a job network, because it is in a cluster and its user has chosen none."""
+        by_rule = any(field == "network" for field, _ in self.defaults)
+        return self.cluster is not None and (self.network is None or by_rule)
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from vhpc_slurm.options.declared import (
     BATCH,
-    CHECKPOINT,
+    CLUSTER,
     DISK,
     ENV,
     ENVIRONMENT,
@@ -26,23 +26,24 @@ from vhpc_slurm.options.declared import (
     MOUNT,
     NETWORK,
     OPTIONS,
-    RESUME,
-    SAVE,
     TIMEOUT,
     VFS,
     WORKDIR,
     BatchPlace,
 )
 from vhpc_slurm.options.environment import parse_environment
-from vhpc_slurm.options.grammars import CHECKPOINT_NAME, ValueRefusedError
+from vhpc_slurm.options.grammars import CHECKPOINT_NAME, CLUSTER_NAME, ValueRefusedError, is_cluster_name
 from vhpc_slurm.options.mountpoint import Mount, mount_point_refusal, parse_mounts
 from vhpc_slurm.options.option import Limit, Option
+from vhpc_slurm.options.saving import CHECKPOINT, RESUME, SAVE
 
 __all__ = [
     "BATCH",
     "BY_FIELD",
     "CHECKPOINT",
     "CHECKPOINT_NAME",
+    "CLUSTER",
+    "CLUSTER_NAME",
     "DISK",
     "ENV",
     "ENVIRONMENT",
@@ -66,6 +67,7 @@ __all__ = [
     "Mount",
     "Option",
     "ValueRefusedError",
+    "is_cluster_name",
     "mount_point_refusal",
     "parse_environment",
     "parse_mounts",

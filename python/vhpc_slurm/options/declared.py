@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options --vhpc-* of sbatch, salloc and srun: each is declared here, and only here."""
+"""The options --vhpc-* of sbatch, salloc and srun: each is declared here or in ``saving``, and only there."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from vhpc_slurm.options.grammars import (
-    CheckpointName,
     Choice,
+    ClusterName,
     Count,
     Directory,
     Disk,
     File,
     Image,
-    Moments,
     Mounts,
-    OwnImage,
     Size,
     Together,
     Variables,
     Words,
 )
 from vhpc_slurm.options.option import Limit, Option
+from vhpc_slurm.options.saving import CHECKPOINT, RESUME, SAVE
 
 MAX_GUESTS_PER_NODE = 64
 MAX_VFS = 256
 """Virtual functions on a node: what GUIDs distinguish on a rail."""
-MAX_INTERVAL_MIN = 10080
-"""Between two checkpoints: a week."""
 MAX_TIMEOUT_S = 3600
 """Also the limit of guests.boot_timeout_s."""
 MIN_DISK_MIB = 64
@@ -199,6 +196,24 @@ NETWORK = Option(
     limit=Limit("networks", "it does not permit network {asked} (choose by --vhpc-network: {permitted})"),
 )
 
+CLUSTER = Option(
+    "cluster",
+    ClusterName(),
+    "NAME[:keep]",
+    usage="one private network for all running jobs of yours with this name",
+    detail=(
+        "The guests of all running jobs of the user with the same NAME are on one private network: they "
+        "reach each other over IPv4 and IPv6, by names and by ssh. A guest is called HOSTNAME-jJOBID there, "
+        "as in n1-j1234, beside its name in its own job. The first job makes the cluster, others join it "
+        "when they start, and it ends with the last one; with :keep its name stays until it is removed by "
+        "`vhpc cluster rm`. So Dask, Ray or Spark grow by workers that are jobs of their own, and shrink by "
+        "their end. Without --vhpc-network the option implies job. Not with multicast, --vhpc-checkpoint "
+        "or --vhpc-resume, nor where the site encrypts job networks."
+    ),
+    fields=("cluster",),
+    reported=True,
+)
+
 DISK = Option(
     "disk",
     Disk(MIN_DISK_MIB, MAX_SIZE_MIB, "--vhpc-disk=20G or --vhpc-disk=20G:/local"),
@@ -324,54 +339,6 @@ ENVIRONMENT = Option(
     reported=True,
 )
 
-SAVE = Option(
-    "save",
-    OwnImage(),
-    "own/NAME[:TAG]",
-    usage="make an image of the guest when the batch script has succeeded",
-    detail=(
-        "When the batch script ends with status 0, what the job's first guest has in its root then becomes "
-        "the image NAME of the user's own catalogue, as by `vhpc save`. The job ends when that is done, "
-        "within its time limit; if it fails, so does the job, with one line on its stderr. For sbatch only, "
-        "with the batch script in the guest, and where the site has catalogues of users."
-    ),
-)
-
-CHECKPOINT = Option(
-    "checkpoint",
-    Moments(("limit", "preempt"), MAX_INTERVAL_MIN),
-    "none|LIST",
-    usage="when the job is saved by itself, and continued",
-    detail=(
-        "none (the default), or a list of words with commas between them. limit: before its time limit ends "
-        "the job, its guests are saved and the job is put back into the queue; its next run continues the "
-        "batch script after the instruction at which it was saved, and so on until the script has ended. "
-        "preempt: the same when a job of higher priority preempts this one, if the partition's GraceTime is "
-        "long enough. every:N: the job is saved every N minutes (30m) or hours (2h) and continues; if Slurm "
-        "requeues it, for example after the failure of a node, its next run continues from there. A job "
-        "whose steps do not end in time is not saved, and Slurm ends it as without the option. Submit such "
-        "jobs with --open-mode=append. For sbatch only; not with --vhpc-batch=host."
-    ),
-    fields=("checkpoint",),
-    reported=True,
-)
-
-RESUME = Option(
-    "resume",
-    CheckpointName(),
-    "NAME",
-    usage="continue the guests of a job that was saved by vhpc checkpoint",
-    detail=(
-        "The guests of the job are those that the newest valid checkpoint NAME of the user has saved, and "
-        "its batch script continues after the instruction at which it was saved; the script of sbatch is "
-        "not run. The job must have as many nodes, CPUs and MiB of memory as the job that was saved, which "
-        "must have ended. Image, folders, disks and networks are those of the checkpoint: of the other "
-        "options only --vhpc-timeout, --vhpc-console and --vhpc-checkpoint can be given. For sbatch only."
-    ),
-    fields=("resume",),
-    reported=True,
-)
-
 OPTIONS = (
     IMAGE,
     MEM_RESERVE,
@@ -381,6 +348,7 @@ OPTIONS = (
     VFS,
     GUESTS_PER_NODE,
     NETWORK,
+    CLUSTER,
     DISK,
     SHARES,
     MOUNT,

@@ -12,9 +12,10 @@ import re
 import tomllib
 from typing import Any
 
-from vhpc_slurm.options.declared import ENVIRONMENT, OPTIONS, RESUME
+from vhpc_slurm.options.declared import ENVIRONMENT, OPTIONS
 from vhpc_slurm.options.grammars import ValueRefusedError
 from vhpc_slurm.options.option import Option
+from vhpc_slurm.options.saving import RESUME
 
 _WORDS = {str: "a string", int: "a whole number", list: "an array of strings", dict: "a table of strings"}
 

@@ -25,6 +25,9 @@ _VARIABLE = re.compile(
     r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)(=|\Z)|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*(=|\Z)", re.ASCII
 )
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
+CLUSTER_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+"""A regular expression for names of clusters."""
+_CLUSTER = re.compile(CLUSTER_NAME + r"(:keep)?\Z", re.ASCII)
 _BREAKS = "\u2028\u2029"
 
 
@@ -295,6 +298,26 @@ class CheckpointName(Grammar):
         if not CHECKPOINT_NAME.match(text):
             raise ValueRefusedError(self.expected)
         return text
+
+
+class ClusterName(Grammar):
+    """The name of a cluster, and whether it is kept."""
+
+    expected = (
+        "the name of a cluster is expected: letters, digits, '_' and '-', at most 64, which begin with a "
+        "letter or digit; after it :keep may follow"
+    )
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        if not _CLUSTER.match(text):
+            raise ValueRefusedError(self.expected)
+        return text
+
+
+def is_cluster_name(text: str) -> bool:
+    """Whether a text is the name of a cluster, without :keep."""
+    return ":" not in text and _CLUSTER.match(text) is not None
 
 
 class OwnImage(Image):

@@ -31,23 +31,23 @@ def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
     rule = applying(config.policy, subject)
     if rule is None:
         return
-    _check_network(config, rule, request.network)
+    words = config.network.parts(request.network, request.implies_job_network)
+    _check_network(rule, ",".join(words))
     owner = Owner(request.user, request.uid) if image.ref.own else None
     check_image(config, rule, image, catalog_for(config.images, owner))
 
 
-def _check_network(config: Config, rule: Rule, asked: str | None) -> None:
+def _check_network(rule: Rule, asked: str) -> None:
     """Raise unless a rule permits a job's network.
 
     Args:
-        config: has the site's default.
         rule: the rule that applies.
-        asked: value of --vhpc-network; None for a job without it.
+        asked: the words of the network that the job has, with commas between them.
 
     Raises:
         PolicyError: it does not.
     """
-    refusal = option_refusal(rule, NETWORK, asked or config.network.default)
+    refusal = option_refusal(rule, NETWORK, asked)
     if refusal:
         raise PolicyError(f"policy rule {rule.name!r} refuses the job", refusal)
 

@@ -34,7 +34,7 @@ LAYERS = {
         {"assembly", "tenure"},
         {"periodic", "timed", "client"},
         {"passes"},
-        {"checkpoint_client"},
+        {"checkpoint_client", "cluster_client"},
         {"exchange"},
         {"asking", "epochs"},
         {"api"},

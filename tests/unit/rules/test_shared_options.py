@@ -22,6 +22,7 @@ from vhpc_slurm.model import WITHOUT_OPTIONS, ImageRef
 from vhpc_slurm.options import (
     BY_FIELD,
     CHECKPOINT,
+    CLUSTER,
     DISK,
     ENV,
     IMAGE,
@@ -199,6 +200,30 @@ def test_moments_of_checkpoints_are_the_same(plugin: Plugin) -> None:
     assert [read(CHECKPOINT, text) for text in good] == [{"checkpoint": value} for value in good.values()]
     assert all(line.startswith(REFUSED) for line in plugin(CHECKPOINT, *bad))
     assert [read(CHECKPOINT, text) for text in bad] == [None] * len(bad)
+
+
+def test_names_of_clusters_are_the_same(plugin: Plugin) -> None:
+    good = ["a", "0", "Dask-1_x", "a:keep", "x" * 64, "x" * 64 + ":keep"]
+    bad = [
+        "",
+        "-a",
+        "_a",
+        ":keep",
+        "a:",
+        "a:kee",
+        "a:keeps",
+        "a:keep:keep",
+        "a.b",
+        "a b",
+        "ä",
+        "a\n",
+        "x" * 65,
+    ]
+    bad += ["a/b", "a,b", "x" * 65 + ":keep"]
+    assert plugin(CLUSTER, *good) == good
+    assert [read(CLUSTER, text) for text in good] == [{"cluster": text} for text in good]
+    assert all(line.startswith(REFUSED) for line in plugin(CLUSTER, *bad))
+    assert [read(CLUSTER, text) for text in bad] == [None] * len(bad)
 
 
 def test_image_names_are_the_same(plugin: Plugin) -> None:

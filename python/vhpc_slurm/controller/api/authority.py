@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from vhpc_slurm.controller.api import checkpoint_messages, status_messages, usage_messages
+from vhpc_slurm.controller.api import checkpoint_messages, cluster_messages, status_messages, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.errors import FabricError, VhpcError
@@ -52,6 +52,7 @@ def speaker(request: wire.Request) -> str | None:
             | usage_messages.ReportUsageSoFar()
             | status_messages.ReportQuarantine()
             | checkpoint_messages.AskOrder()
+            | cluster_messages.AskRoster()
         ):
             return request.node
         case wire.ReportTimeline():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait for a change of a job."""
+"""Requests that wait for a change of a job, or of a cluster."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
+Key = int | str
+"""A JobId, or ``of_cluster``."""
+
+
+def of_cluster(serial: int) -> Key:
+    """The key of a cluster, by its number in the database."""
+    return f"cluster {serial}"
+
 
 class Changes:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[Key, set[asyncio.Future[None]]] = {}
 
-    def notify(self, job_id: int) -> None:
-        """Something of the job has changed: requests that wait for it look again."""
-        for change in self._waiting.get(job_id, ()):
+    def notify(self, key: Key) -> None:
+        """Something of the job or cluster has changed: requests that wait for it look again."""
+        for change in self._waiting.get(key, ()):
             if not change.done():
                 change.set_result(None)
 
     @contextlib.contextmanager
-    def listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:
+    def listening(self, *keys: Key) -> Iterator[asyncio.Future[None]]:
         """A future that is done after the next change; begin before the look, or one may be missed."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(job_id, set()).add(change)
+        for key in keys:
+            self._waiting.setdefault(key, set()).add(change)
         try:
             yield change
         finally:
-            listeners = self._waiting[job_id]
-            listeners.discard(change)
-            if not listeners:
-                del self._waiting[job_id]
+            for key in keys:
+                listeners = self._waiting[key]
+                listeners.discard(change)
+                if not listeners:
+                    del self._waiting[key]

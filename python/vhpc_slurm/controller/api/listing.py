@@ -43,7 +43,7 @@ async def leases(
         limit=limit,
         before=request.before,
     )
-    page, more = _fill([(serial, wire_types.RecordWire.pack(record)) for serial, record in rows], limit)
+    page, more = fill([(serial, wire_types.RecordWire.pack(record)) for serial, record in rows], limit)
     return wire.LeasePage(records=page, more=more)
 
 
@@ -110,7 +110,7 @@ async def timelines(
         )
         for serial, line in rows
     ]
-    page, more = _fill(packed, limit)
+    page, more = fill(packed, limit)
     return wire.TimelinePage(timelines=page, more=more)
 
 
@@ -148,7 +148,7 @@ async def usage(
     by_node |= {row.node: usage_messages.NodeUsageWire(node=row.node, guests=row.guests) for row in rows}
     # Rows of the database end at the limit, so nodes behind as many are of a later page.
     numbered = list(enumerate(by_node[node] for node in sorted(by_node)))[: _limit(viewer)]
-    page, more = _fill(numbered, _limit(viewer))
+    page, more = fill(numbered, _limit(viewer))
     memory = [part.memory_mib for part in record.lease.allocation.nodes]
     return usage_messages.UsagePage(
         generation=str(record.lease.generation),
@@ -171,7 +171,7 @@ async def reports(
     rows = await executor.write(
         store.reports.page, request.after, job_id=request.job_id, viewer=viewer, limit=limit
     )
-    page, more = _fill(list(rows), limit)
+    page, more = fill(list(rows), limit)
     return wire.ReportPage(reports=page, more=more)
 
 
@@ -189,7 +189,7 @@ async def checkpoints(
         known = store.checkpoints.page(request.after, job_id=request.job_id, viewer=viewer, limit=limit)
         return [(one.serial, shown(store, one)) for one in known]
 
-    page, more = _fill(await executor.write(read), limit)
+    page, more = fill(await executor.write(read), limit)
     totals: tuple[CheckpointTotal, ...] = ()
     if more is None and not request.limit:
         totals = await executor.write(leases.quota.totals, viewer)
@@ -200,7 +200,7 @@ def _limit(viewer: Viewer | None) -> int:
     return PAGE if viewer is None else USER_PAGE
 
 
-def _fill(rows: list[tuple[int, Item]], limit: int) -> tuple[tuple[Item, ...], int | None]:
+def fill(rows: list[tuple[int, Item]], limit: int) -> tuple[tuple[Item, ...], int | None]:
     """As many rows as fit into a page (at least one), and where the next page begins; None at the end."""
     size = 0
     for count, (_, item) in enumerate(rows):

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.api import checkpoint_messages, operator_messages, versions
+from vhpc_slurm.controller.api import checkpoint_messages, cluster_messages, operator_messages, versions
 from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
 from vhpc_slurm.controller.api.usage_messages import (
     AskUsage,
@@ -238,6 +238,7 @@ Request = (
     | AskTrouble
     | checkpoint_messages.OfCheckpoints
     | checkpoint_messages.ListCheckpoints
+    | cluster_messages.OfClusters
     | AsUser
     | Fence
     | ClearKey
@@ -316,6 +317,7 @@ Answer = (
     | Fenced
     | checkpoint_messages.AboutCheckpoints
     | checkpoint_messages.CheckpointPage
+    | cluster_messages.AboutClusters
     | Failure
 )
 

@@ -10,9 +10,10 @@ from typing import Protocol
 import msgspec
 
 from vhpc_slurm import __version__
-from vhpc_slurm.controller.api import checkpoint_messages, listing, usage_messages
+from vhpc_slurm.controller.api import checkpoint_messages, cluster_messages, listing, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.checkpointing import Checkpointing
+from vhpc_slurm.controller.api.clustering import Clustering
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.quarantine import Quarantine
@@ -37,6 +38,8 @@ from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpcd")
 
+ByUsers = checkpoint_messages.Changing | cluster_messages.ByUsers
+"""Requests of ordinary users about what belongs to them alone."""
 Lists = wire.ListLeases | wire.ListTimelines | wire.ListReports | usage_messages.AskUsage | AskTrouble
 
 
@@ -60,6 +63,7 @@ class Requests:
         starting: Starting,
         operating: Operating,
         checkpoints: Checkpointing,
+        clusters: Clustering,
         watch: IsolationWatch,
         database: str,
         *,
@@ -72,6 +76,7 @@ class Requests:
         self._starting = starting
         self._operating = operating
         self._checkpoints = checkpoints
+        self._clusters = clusters
         self._watch = watch
         self._database = database
         self._began = time.monotonic()
@@ -104,10 +109,12 @@ class Requests:
             return await listing.checkpoints(self._executor, self._leases, request, viewer)
         if isinstance(request, wire.OfUsers):
             return await self._list(request, viewer)
-        if viewer is not None and not isinstance(request, checkpoint_messages.Changing):
+        if viewer is not None and not isinstance(request, ByUsers):
             raise UserError("only root and SlurmUser may send this request")
         if isinstance(request, checkpoint_messages.OfCheckpoints):
             return await self._checkpoints.answer(request, uid, viewer)
+        if isinstance(request, cluster_messages.OfClusters):
+            return await self._clusters.answer(request, uid, viewer)
         return await self._answer(request, uid)
 
     async def _answer(self, request: wire.Request, uid: int) -> wire.Answer:

@@ -15,7 +15,7 @@ from vhpc_slurm import policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api.changes import Changes
+from vhpc_slurm.controller.api.changes import Changes, Key, of_cluster
 from vhpc_slurm.controller.api.components import Component, Components, LateError
 from vhpc_slurm.controller.leases import resuming, rules, savable, segments, ssh_keys, tunnel_keys
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
@@ -185,7 +185,7 @@ class Starting:
         if lease.segment is None or lease.state is not LeaseState.READY:
             return answer
         parts = lease.parts
-        if sum(len(part.nodes) * part.guests_per_node for part in parts) == 1:
+        if lease.cluster is None and sum(len(part.nodes) * part.guests_per_node for part in parts) == 1:
             return answer
         owner = parts[0].generation  # all components have the keys of the first one
         tunnel = await self._tunnel_keys(lease, node, owner)
@@ -231,12 +231,15 @@ class Starting:
     async def ready(self, request: wire.ReportReady) -> wire_types.ReadyState:
         """Store a node's report; with ``wait_s`` answer when the barrier is settled, or after that time."""
         generation, readiness = Generation.parse(request.generation), self._leases.readiness
-        jobs = await self._executor.write(
+        reported = await self._executor.write(
             readiness.report, generation, request.node, request.state, request.kind, request.line
         )
+        keys: list[Key] = [generation.job_id]
+        if reported.cluster is not None:
+            keys.append(of_cluster(reported.cluster))
         deadline = asyncio.get_running_loop().time() + min(request.wait_s, wire.MAX_WAIT_S)
         while True:
-            with self._changes.listening(generation.job_id) as change:
+            with self._changes.listening(*keys) as change:
                 state = await self._executor.write(
                     readiness.look, generation, request.about, named=request.wait_s > 0
                 )
@@ -245,7 +248,7 @@ class Starting:
                     await asyncio.wait({change}, timeout=left)
                     continue
             if state.settled:
-                for job_id in jobs:
+                for job_id in reported.jobs:
                     self.notify(job_id)
             return state
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from vhpc_slurm.controller.api import checkpoint_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
-from vhpc_slurm.controller.api.requests import Answering
+from vhpc_slurm.controller.api.requests import Answering, ByUsers
 from vhpc_slurm.controller.api.status_messages import AskTrouble
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Viewer
@@ -99,8 +99,8 @@ class UserAccess:
         return await self._read(request, await self._viewer(uid))
 
     async def _change(self, request: wire.Request, uid: int) -> wire.Answer | None:
-        """The answer to a request that changes what belongs to the user; None for all others."""
-        if not isinstance(request, checkpoint_messages.Changing):
+        """The answer to a request about what belongs to the user alone; None for all others."""
+        if not isinstance(request, ByUsers):
             return None
         async with self._changes:
             return await self._requests.answer(request, uid, Viewer(uid))

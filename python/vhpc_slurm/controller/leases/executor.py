@@ -23,11 +23,18 @@ SLOW_THREADS = 8
 class LeaseExecutor:
     """Runs calls for coroutines; belongs to the event loop."""
 
-    def __init__(self, writer: Writer, lifecycle: Lifecycle, scheduler: BatchScheduler) -> None:
-        """``scheduler`` is told when a change leaves work for a batch."""
+    def __init__(
+        self,
+        writer: Writer,
+        lifecycle: Lifecycle,
+        scheduler: BatchScheduler,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``scheduler`` is told when a change leaves work for a batch; ``changed`` is called after each."""
         self._writer = writer
         self._lifecycle = lifecycle
         self._scheduler = scheduler
+        self._changed = changed
         self._slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
 
     async def write(
@@ -41,6 +48,7 @@ class LeaseExecutor:
         done = await _awaitable(self._writer.submit(run))
         if self._lifecycle.has_leaving:
             self._scheduler.poke()
+        self._changed()
         return done
 
     async def aside(

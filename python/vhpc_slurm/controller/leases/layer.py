@@ -13,6 +13,7 @@ from vhpc_slurm.controller.leases.batches import LeaseBatches
 from vhpc_slurm.controller.leases.checkpoint_quota import CheckpointQuota
 from vhpc_slurm.controller.leases.checkpoint_removal import CheckpointRemoval
 from vhpc_slurm.controller.leases.checkpoints import CheckpointLedger
+from vhpc_slurm.controller.leases.clusters import Clusters
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.nodes import NodeReports
 from vhpc_slurm.controller.leases.opening import LeaseOpening
@@ -46,6 +47,7 @@ class LeaseLayer:
         checkpoints: for keepers, and for users who save jobs.
         quota: the room that the policy leaves for checkpoints.
         removal: for users who delete checkpoints, and for the periodic task.
+        clusters: for followers, and for users.
     """
 
     store: LeaseStore
@@ -60,6 +62,7 @@ class LeaseLayer:
     checkpoints: CheckpointLedger
     quota: CheckpointQuota
     removal: CheckpointRemoval
+    clusters: Clusters
 
 
 def build(
@@ -81,12 +84,13 @@ def build(
     )
     removal = CheckpointRemoval(store, clock=clock, max_age_days=config.checkpoint.max_age_days)
     quota = CheckpointQuota(store, removal, config.policy)
+    clusters = Clusters(store, config.network, clock)
     return LeaseLayer(
         store=store,
         lifecycle=lifecycle,
-        opening=LeaseOpening(store, lifecycle, network, config, clock),
+        opening=LeaseOpening(store, lifecycle, network, config, clusters, clock),
         nodes=NodeReports(store, lifecycle, clock),
-        readiness=Readiness(store),
+        readiness=Readiness(store, clusters),
         operator=OperatorActions(store, lifecycle, clock),
         batches=LeaseBatches(store, lifecycle),
         settling=Settling(store, lifecycle, lost_after_s=fabric.lost_after_s, steady=steady),
@@ -103,4 +107,5 @@ def build(
         ),
         quota=quota,
         removal=removal,
+        clusters=clusters,
     )

@@ -75,6 +75,7 @@ class Lifecycle:
                 self._store.put(held.record)
                 if held.state in (LeaseState.ENDING, LeaseState.RELEASED):
                     self._store.checkpoints.give_up(generation, JOB_ENDED, now)
+                    self._store.clusters.leave(generation, now)
             if held.key is not None and held.key is not old.key:
                 changed.append(held.key)
             if held.key is None and old.key is not None:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 from vhpc_slurm import policy
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.leases import resuming, rules, savable, segments
+from vhpc_slurm.controller.leases import cluster_rules, resuming, rules, savable, segments
+from vhpc_slurm.controller.leases.clusters import Clusters
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment
 from vhpc_slurm.model import (
-    MAX_COMPONENTS,
-    NODE_NAME,
     Allocation,
     CheckpointState,
+    ClusterPlace,
     Generation,
     ImageIdentity,
     ImageRef,
@@ -36,7 +36,6 @@ from vhpc_slurm.model import (
     Segment,
     SegmentPart,
 )
-from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 from vhpc_slurm.placement import drivers
 
 if TYPE_CHECKING:
@@ -112,6 +111,7 @@ class LeaseOpening:
         lifecycle: Lifecycle,
         network: NetworkBackend,
         config: Config,
+        clusters: Clusters,
         clock: Callable[[], float],
     ) -> None:
         """``clock`` is the wall clock, in seconds since the epoch."""
@@ -121,6 +121,7 @@ class LeaseOpening:
         self._lifecycle = lifecycle
         self._network = network
         self._config = config
+        self._clusters = clusters
         self._clock = clock
 
     def resumed(self, request: JobRequest, allocation: Allocation) -> StoredCheckpoint | UserError:
@@ -157,7 +158,7 @@ class LeaseOpening:
         Raises:
             FabricError: the request is invalid, or a later incarnation of the job is alive.
         """
-        _check(request, allocation)
+        rules.check_sizes(request, allocation)
         records = self._store.of_job(request.job_id)
         for record in records:
             generation = record.lease.generation
@@ -244,12 +245,16 @@ class LeaseOpening:
         network = self._config.network
         generations = [_generation(one.request) for one in wanted]
         segment = self._segment(wanted, generations, underlay)
+        cluster, segment = self._enter(wanted, generations, segment)
         records = []
         for generation, one in zip(generations, wanted, strict=True):
             record, key = self._plan(generation, one)
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
-            lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume)
+            if cluster is not None and record.lease.network.kind != "none":
+                line = "its guests would have virtual functions of the fabric, whose keys jobs do not share"
+                raise _RefusedError(_Refusal("cluster", f"--vhpc-cluster={one.request.cluster}: {line}"))
+            lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume, cluster=cluster)
             if savable.is_asked(lease.request) and (why := self._unsavable(lease)):
                 raise _RefusedError(
                     _Refusal("checkpoint", f"--vhpc-checkpoint: the job cannot be saved: {why}")
@@ -258,6 +263,17 @@ class LeaseOpening:
             self._lifecycle.create(record, key)
             records.append(record)
         return tuple(records)
+
+    def _enter(
+        self, wanted: Sequence[Wanted], generations: Sequence[Generation], segment: Segment | None
+    ) -> tuple[ClusterPlace | None, Segment | None]:
+        """The cluster of new leases, and their segment with its addresses there."""
+        if segment is None or wanted[0].request.cluster is None:
+            return None, segment
+        try:
+            return self._clusters.enter(wanted[0].request, segment, _parts(wanted, generations))
+        except UserError as err:
+            raise _RefusedError(_Refusal("cluster", err.line())) from err
 
     def _unsavable(self, lease: Lease) -> str:
         if not self._config.checkpoint.folder:
@@ -296,7 +312,8 @@ class LeaseOpening:
                 return replace(found, line=f"{place}: {found.line}")
             if found:
                 return found
-        return None
+        line = cluster_rules.refusal([one.request for one in wanted], self._config.network)
+        return _Refusal("cluster", line) if line else None
 
     def _refusal_of(self, one: Wanted, others: int) -> _Refusal | None:
         """The same for one component; ``others`` is the number of the other components' guests."""
@@ -347,10 +364,7 @@ class LeaseOpening:
             if network.exhausted != "refuse":
                 raise
             raise _RefusedError(_Refusal("VNIs", err.line())) from err
-        parts = tuple(
-            SegmentPart.of(generation, one.allocation, one.request.guests_per_node)
-            for generation, one in zip(generations, wanted, strict=True)
-        )
+        parts = _parts(wanted, generations)
         nodes = [node for part in parts for node in part.nodes]
         if line := segments.mixed(nodes, underlay):
             raise _RefusedError(_Refusal("network", line))
@@ -362,25 +376,14 @@ class LeaseOpening:
         return made if resume is None else resuming.segment(made, resume.origin.segment)
 
 
+def _parts(wanted: Sequence[Wanted], generations: Sequence[Generation]) -> tuple[SegmentPart, ...]:
+    return tuple(
+        SegmentPart.of(generation, one.allocation, one.request.guests_per_node)
+        for generation, one in zip(generations, wanted, strict=True)
+    )
+
+
 def _generation(request: JobRequest) -> Generation:
     while not (made := Generation(request.job_id, request.restart, os.urandom(4).hex())).has_lease:
         pass
     return made
-
-
-def _check(request: JobRequest, allocation: Allocation) -> None:
-    names = allocation.node_names
-    what = f"cannot make a lease for job {request.job_id}"
-    if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
-        raise FabricError(what, "its job id or restart count is out of range")
-    if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
-        raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
-    place = request.het
-    if place is not None and not 0 <= place.offset < place.components <= MAX_COMPONENTS:
-        raise FabricError(what, "its place in a heterogeneous job is out of range")
-    if not names:
-        raise FabricError(what, "it has no nodes (yet)")
-    if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):
-        raise FabricError(what, "a node name is invalid, or occurs twice")
-    if not all(part.cpu_ids for part in allocation.nodes):
-        raise FabricError(what, "it has a node without CPUs")

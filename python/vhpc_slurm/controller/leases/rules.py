@@ -21,8 +21,10 @@ from dataclasses import replace
 
 from vhpc_slurm import policy
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import (
+    MAX_COMPONENTS,
+    NODE_NAME,
     Allocation,
     Generation,
     ImageIdentity,
@@ -32,6 +34,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NetworkIdentity,
 )
+from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 from vhpc_slurm.placement import overhead
 
 _NEXT: dict[LeaseState, frozenset[LeaseState]] = {
@@ -187,3 +190,22 @@ def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, co
                 f"(ask for --mem={need_mib * guests + size.reserve_mib}M or more)"
             )
     return ""
+
+
+def check_sizes(request: JobRequest, allocation: Allocation) -> None:
+    """FabricError when numbers or names of a request are out of their ranges."""
+    names = allocation.node_names
+    what = f"cannot make a lease for job {request.job_id}"
+    if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
+        raise FabricError(what, "its job id or restart count is out of range")
+    if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
+        raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
+    place = request.het
+    if place is not None and not 0 <= place.offset < place.components <= MAX_COMPONENTS:
+        raise FabricError(what, "its place in a heterogeneous job is out of range")
+    if not names:
+        raise FabricError(what, "it has no nodes (yet)")
+    if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):
+        raise FabricError(what, "a node name is invalid, or occurs twice")
+    if not all(part.cpu_ids for part in allocation.nodes):
+        raise FabricError(what, "it has a node without CPUs")

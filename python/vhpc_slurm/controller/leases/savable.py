@@ -35,4 +35,6 @@ def refusal(lease: Lease, gpu_gres: str) -> str:
         return "its guests have devices of the hosts, whose state cannot be read"
     if lease.site:
         return "its guests are on the site's network, where another job has other addresses"
+    if lease.cluster is not None:
+        return f"it is in cluster {lease.cluster.name}, and the other jobs would continue without it"
     return ""

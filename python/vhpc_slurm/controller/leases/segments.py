@@ -18,29 +18,35 @@ from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import Allocation, JobRequest, Segment, SegmentPart
 
 
+def _words(request: JobRequest, network: Network) -> tuple[str, ...]:
+    return network.parts(request.network, request.implies_job_network)
+
+
 def wanted(request: JobRequest, network: Network) -> bool:
     """Whether a job has a segment, if its request is not refused."""
-    return "job" in network.parts(request.network)
+    return "job" in _words(request, network)
 
 
 def is_allowed(request: JobRequest, network: Network) -> bool:
     """Whether the site allows the networks that a job asks for; the default is always allowed."""
-    return request.network is None or set(network.kinds(request.network)) <= set(network.allowed)
+    implied = request.implies_job_network
+    chosen = request.network is not None or implied
+    return not chosen or set(network.kinds(request.network, implied)) <= set(network.allowed)
 
 
 def flood_wanted(request: JobRequest, network: Network) -> bool:
     """Whether broadcast and multicast frames reach all guests of a job, if its request is not refused."""
-    return "multicast" in network.parts(request.network)
+    return "multicast" in _words(request, network)
 
 
 def nat_wanted(request: JobRequest, network: Network) -> bool:
     """Whether the guests of a job reach other networks through passt, if its request is not refused."""
-    return "nat" in network.parts(request.network)
+    return "nat" in _words(request, network)
 
 
 def site_wanted(request: JobRequest, network: Network) -> bool:
     """Whether the guests of a job are on the site's bridge, if its request is not refused."""
-    return "site" in network.parts(request.network)
+    return "site" in _words(request, network)
 
 
 def refusal(request: JobRequest, allocation: Allocation, network: Network, others: int = 0) -> str:

@@ -31,6 +31,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "checkpoint": ("id",),
     "checkpoint_node": ("checkpoint", "node"),
     "checkpoint_size": ("checkpoint",),
+    "cluster": ("id",),
+    "cluster_member": ("id",),
 }
 """All tables, those that others refer to first, and the columns of their primary keys."""
 

@@ -164,13 +164,40 @@ _CHECKPOINT_FIGURES = (
     FOREIGN KEY (checkpoint) REFERENCES checkpoint (id) ON DELETE CASCADE
 ) {_OPTIONS}""",
 )
+_CLUSTERS = (
+    f"""CREATE TABLE IF NOT EXISTS cluster (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    uid BIGINT NOT NULL,
+    name VARCHAR(64) NOT NULL,
+    created DOUBLE NOT NULL,
+    version BIGINT NOT NULL DEFAULT 0,
+    kept TINYINT NOT NULL DEFAULT 0,
+    kept_until DOUBLE,
+    UNIQUE (uid, name)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS cluster_member (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    cluster BIGINT NOT NULL,
+    generation VARCHAR(64) NOT NULL UNIQUE,
+    first BIGINT NOT NULL,
+    guests BIGINT NOT NULL,
+    joined BIGINT,
+    changed BIGINT NOT NULL DEFAULT 0,
+    left_at DOUBLE,
+    gone MEDIUMTEXT NOT NULL DEFAULT (''),
+    body LONGBLOB NOT NULL,
+    INDEX cluster_member_changed (cluster, changed),
+    INDEX cluster_member_left (cluster, left_at),
+    FOREIGN KEY (cluster) REFERENCES cluster (id) ON DELETE CASCADE
+) {_OPTIONS}""",
+)
 _ROWS = (
     "INSERT IGNORE INTO key_epoch (epoch, tag) VALUES (0, '')",
     "INSERT IGNORE INTO vhpc_writer (id, epoch, serial, holder, seen) VALUES (1, 0, 0, '', 0)",
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_FIGURES)
+STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_FIGURES, _CLUSTERS)
 """The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from vhpc_slurm.controller.store.checkpoints import CheckpointStore
+from vhpc_slurm.controller.store.clusters import ClusterStore
 from vhpc_slurm.controller.store.keys import KeyStore
 from vhpc_slurm.controller.store.readiness import ReadinessStore
 from vhpc_slurm.controller.store.reports import ReportStore
@@ -63,6 +64,10 @@ class LeaseStore(Protocol):
     @property
     def checkpoints(self) -> CheckpointStore:
         """Checkpoints of jobs, in the same transactions; they outlive their leases."""
+
+    @property
+    def clusters(self) -> ClusterStore:
+        """Clusters of users and their members, in the same transactions."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """All changes within are durable at its end, or none is; one within another goes with it.

@@ -184,10 +184,41 @@ CREATE TABLE checkpoint_size (
 ) STRICT;
 """
 
+# Named clusters of users. `version` rises with each change; members have the version of their last change and
+# of their joining, which is NULL until their guests are ready. `left_at` is when a member has left; its
+# addresses, the numbers from `first` on, are not used again for an hour. `gone` has ranks of ended guests.
+_CLUSTERS = """
+CREATE TABLE cluster (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    uid INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    created REAL NOT NULL,
+    version INTEGER NOT NULL DEFAULT 0,
+    kept INTEGER NOT NULL DEFAULT 0,
+    kept_until REAL,
+    UNIQUE (uid, name)
+) STRICT;
+CREATE TABLE cluster_member (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    cluster INTEGER NOT NULL REFERENCES cluster (id) ON DELETE CASCADE,
+    generation TEXT NOT NULL UNIQUE,
+    first INTEGER NOT NULL,
+    guests INTEGER NOT NULL,
+    joined INTEGER,
+    changed INTEGER NOT NULL DEFAULT 0,
+    left_at REAL,
+    gone TEXT NOT NULL DEFAULT '',
+    body BLOB NOT NULL
+) STRICT;
+CREATE INDEX cluster_member_changed ON cluster_member (cluster, changed);
+CREATE INDEX cluster_member_left ON cluster_member (cluster, left_at);
+"""
+
 STEPS: tuple[str, ...] = (
     _LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,
     _CHECKPOINTS,
     _CHECKPOINT_FIGURES,
+    _CLUSTERS,
 )
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)

@@ -16,6 +16,7 @@ import msgspec
 
 from vhpc_slurm.controller.store import secrets
 from vhpc_slurm.controller.store.checkpoints import CheckpointStore, SqlCheckpoints
+from vhpc_slurm.controller.store.clusters import SqlClusters
 from vhpc_slurm.controller.store.errors import ENGINE_ERRORS
 from vhpc_slurm.controller.store.keys import KeyStore, SqlKeys
 from vhpc_slurm.controller.store.readiness import ReadinessStore, SqlReadiness
@@ -62,7 +63,8 @@ class SqlStore(ABC):
         self._ssh_keys = SqlSecrets(db, "ssh_key", SshKeys)
         self._tunnel_keys = SqlSecrets(db, "tunnel_key", TunnelKeyPairs)
         self._reports = SqlReports(db, self.damaged)
-        self._checkpoints = SqlCheckpoints(db, self.damaged)
+        self.checkpoints: CheckpointStore = SqlCheckpoints(db, self.damaged)
+        self.clusters = SqlClusters(db, self.damaged)
 
     @property
     def database(self) -> Database:
@@ -72,6 +74,7 @@ class SqlStore(ABC):
     def forget(self) -> None:
         """Discard what is in memory: rows were changed by other means than this store's methods."""
         self._keys.forget()
+        self.clusters.forget()
 
     @abstractmethod
     def explain(self, err: Exception) -> FabricError:
@@ -143,11 +146,6 @@ class SqlStore(ABC):
         """Keys of the tunnels between nodes."""
         return self._tunnel_keys
 
-    @property
-    def checkpoints(self) -> CheckpointStore:
-        """Checkpoints of jobs."""
-        return self._checkpoints
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing; within another it is a part of that, and durable with it."""
@@ -164,11 +162,11 @@ class SqlStore(ABC):
                 self._undo()
                 raise
         except ENGINE_ERRORS as err:
-            self._keys.forget()
+            self.forget()
             raise self.explain(err) from err
 
     def _undo(self) -> None:
-        self._keys.forget()
+        self.forget()
         self._rollback()
 
     @contextmanager
@@ -179,7 +177,7 @@ class SqlStore(ABC):
         try:
             yield
         except BaseException as err:
-            self._keys.forget()
+            self.forget()
             with suppress(*ENGINE_ERRORS):  # a full disk may have ended the whole already
                 self._db.execute(f"ROLLBACK TO SAVEPOINT {name}")
                 self._db.execute(f"RELEASE SAVEPOINT {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from vhpc_slurm.errors import FabricError, NodeError
@@ -159,6 +159,14 @@ class JobNetwork(GuestNetwork):
         """Remove the tables and their copies."""
         del index
         firewall.remove(generation)
+
+    def _lost(self, layout: Layout, seen: Seen, key: Key, what: str) -> Iterator[NodeFinding]:
+        """In a cluster a follower may just have made the tables anew: then they are looked at again."""
+        found = list(super()._lost(layout, seen, key, what))
+        if found and layout.membership(key[0].job_id).exists():
+            with suppress(NodeError), membership.changing(layout, key[0].job_id):
+                found = list(super()._lost(layout, self.seen(), key, what))
+        yield from found
 
     def protected(self, seen: Seen, key: Key, entry: Entry) -> str:
         """The segment; a node without nftables has no tables."""

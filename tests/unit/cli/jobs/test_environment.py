@@ -82,7 +82,7 @@ def test_each_option_of_a_job_that_boots_may_be_a_key() -> None:
         "mem-reserve": '"2G"', "batch": '"host"', "timeout": "60", "console": '"c.txt"', "vfs": "2",
         "disk": "100", "shares": '"home"', "workdir": '"/opt"', "save": '"own/a"', "image": '"a"',
         "guests-per-node": "1", "network": '"none"', "mount": '"/a/b:/c"', "env": '"A=1"',
-        "checkpoint": '"limit,every:5m"',
+        "checkpoint": '"limit,every:5m"', "cluster": '"dask:keep"',
     }  # fmt: skip
     text = "\n".join(f"{name} = {value}" for name, value in example.items())
     found = parse_environment(text)

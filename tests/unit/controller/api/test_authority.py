@@ -13,7 +13,13 @@ from address_rig import Asked, hosts
 from controller_lab import allocation, request
 
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.api import authority, checkpoint_messages, status_messages, usage_messages
+from vhpc_slurm.controller.api import (
+    authority,
+    checkpoint_messages,
+    cluster_messages,
+    status_messages,
+    usage_messages,
+)
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError
@@ -34,6 +40,7 @@ OF_NODES: list[wire.Request] = [
     usage_messages.ReportUsageSoFar(node="n1", used=()),
     status_messages.ReportQuarantine(node="n1", devices=()),
     checkpoint_messages.AskOrder(generation="1.0.00000001", node="n1"),
+    cluster_messages.AskRoster(generation="1.0.00000001", node="n1"),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [
     wire.OpenGeneration(request=request(), node_groups=NODE_GROUPS),
@@ -56,6 +63,10 @@ OF_ANYBODY: list[wire.Request] = [
     checkpoint_messages.ListCheckpoints(),
     checkpoint_messages.RemoveCheckpoints(names=("a",)),
     checkpoint_messages.KnownCheckpoints(serials=()),
+    cluster_messages.ListClusters(),
+    cluster_messages.ListClusterJobs(cluster=1),
+    cluster_messages.KeepCluster(name="a"),
+    cluster_messages.RemoveCluster(cluster=1),
 ]
 
 

@@ -247,7 +247,7 @@ def test_the_barrier_waits_for_the_nodes_of_all_components(tmp_path: Path) -> No
     site = Site(tmp_path / "db")
     first, second = open_all(site, *two())
     barrier = site.service.leases.readiness
-    assert barrier.report(first.generation, "n3", "passed", "", "") == (10, 11)
+    assert barrier.report(first.generation, "n3", "passed", "", "").jobs == (10, 11)
     barrier.report(second.generation, "n2", "waiting", "", "")
     for lease in (first, second):
         state = barrier.look(lease.generation, ("n1", "n2"), named=True)

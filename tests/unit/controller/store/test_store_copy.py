@@ -32,6 +32,7 @@ from vhpc_slurm.controller.store.sqlstore import SqlStore
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import (
+    ClusterMember,
     Figures,
     Generation,
     GuestUsage,
@@ -42,6 +43,8 @@ from vhpc_slurm.model import (
     SavedGuest,
     SavedNode,
     Seal,
+    Segment,
+    SegmentPart,
     SshKeys,
     Stage,
     Timeline,
@@ -82,6 +85,12 @@ def filled(store: SqlStore, jobs: int = 3) -> None:
             store.checkpoints.report(saved.serial, "n1", KeeperState.SAVED, kept)
             store.checkpoints.report(saved.serial, "N1", KeeperState.HELD, None)
             store.checkpoints.sizes.put(saved.serial, 2**40 + job)
+            cluster = store.clusters.create(job, f"n-{job}", 1 / 3)
+            segment = Segment(5000 + job, "10.200.0.0/16", "fd76::/64", 7634, 0, ("192.0.2.1",), first=job)
+            member = ClusterMember(generation, segment, (SegmentPart(generation, ("n1",), (2,), 3),))
+            store.clusters.add(cluster.serial, member, 3)
+            store.clusters.join(generation, "host", "üser")
+            store.clusters.lose(generation, (0, 2), 0.7)
             store.keys.add(an_assignment(job, pkey=0x1000 + job, left_s=1 / 3))
             store.segments.add(5000 + job, generation, Generation(job + 1000, 0, "0" * 8))
         store.keys.update([an_assignment(1, pkey=0x1001, state=KeyState.QUARANTINE, left_s=1e-300, note="ü")])
@@ -105,6 +114,8 @@ def answers(store: SqlStore) -> list[Any]:
         [(store.ssh_keys.get(one), store.tunnel_keys.get(one)) for one in generations],
         store.counts(),
         store.checkpoints.page(0),
+        store.clusters.page(0, None, 10),
+        [store.clusters.member(one) for one in generations],
         store.checkpoints.sizes.all(),
         [(one.key, store.checkpoints.saved(one.serial)) for one in store.checkpoints.page(0)],
         [store.checkpoints.reports(one.serial) for one in store.checkpoints.page(0)],

@@ -31,7 +31,7 @@ from network_lab import (
 )
 
 from vhpc_slurm.model import Lease
-from vhpc_slurm.node.network import firewall, plan, segment, tools
+from vhpc_slurm.node.network import firewall, owned, plan, segment, tools
 
 pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
 
@@ -189,6 +189,17 @@ def test_a_lost_firewall_is_made_with_all_members(site: Site, n1: Host) -> None:
         assert [found.kind for found in lost] == ["firewall"]
         lost[0].repair()
     assert site.one.state == good
+
+
+def test_a_firewall_that_is_being_made_anew_is_not_lost(
+    site: Site, n1: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.meet()
+    real, first = owned.existing, [frozenset[tuple[str, str]]()]
+    monkeypatch.setattr(owned, "existing", lambda: first.pop() if first else real())
+    with inside(n1.namespace):
+        assert [found for found in network_findings(site.one.layout) if "VNI 5001" in found.what] == []
+    assert first == [], "the copies were missing at the first look"
 
 
 def test_a_node_of_another_ip_version_is_left_out(site: Site) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests learn the members of their cluster; those that do not answer delay nobody."""
+"""Guests learn the members of their cluster; a silent guest delays no other."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about clusters: nodes ask who is in them, users list, keep and remove their own."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from vhpc_slurm.controller.api import cluster_messages as messages
+from vhpc_slurm.controller.api import listing
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.changes import Changes, of_cluster
+from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.store.clusters import StoredCluster
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import Cluster, ClusterJob, Generation, Roster, Viewer
+
+GATHER_S = 0.03
+"""Jobs often join and leave together: after a change the answers wait so long for further ones."""
+
+
+class Clustering:
+    """Belongs to the event loop."""
+
+    def __init__(self, leases: LeaseLayer, executor: LeaseExecutor, changes: Changes) -> None:
+        """``changes`` are told each job that all nodes know now, and tell of changes of clusters."""
+        self._clusters = leases.clusters
+        self._store = leases.store.clusters
+        self._executor = executor
+        self._changes = changes
+
+    async def answer(
+        self, request: messages.OfClusters, uid: int, viewer: Viewer | None
+    ) -> messages.AboutClusters:
+        """The answer; ``viewer`` is None for root and SlurmUser.
+
+        Raises:
+            UserError: the request is refused.
+        """
+        owner = None if viewer is None else uid
+        match request:
+            case messages.AskRoster():
+                return messages.RosterAnswer(roster=await self._roster(request))
+            case messages.ListClusters():
+                return await self._page(request, owner)
+            case messages.ListClusterJobs():
+                return await self._jobs(request, owner)
+            case messages.KeepCluster():
+                return await self._keep(request, uid)
+            case messages.RemoveCluster():
+                return await self._remove(request, owner)
+
+    async def _roster(self, request: messages.AskRoster) -> Roster:
+        """Take the report of a node; the answer comes when there are changes, or after ``wait_s``."""
+        generation, write = Generation.parse(request.generation), self._executor.write
+        asked = await write(self._clusters.ask, generation, request.node, request.applied, request.gone)
+        for job_id in asked.aware:
+            self._changes.notify(job_id)
+        if asked.cluster is None:
+            return Roster(request.applied, over=True)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_s, wire.MAX_WAIT_S)
+        while True:
+            with self._changes.listening(of_cluster(asked.cluster)) as change:
+                found = await write(self._clusters.roster, generation, request.applied)
+                left = deadline - loop.time()
+                if found.over or found.version != request.applied or left <= 0:
+                    return found
+                await asyncio.wait({change}, timeout=left)
+            await asyncio.sleep(GATHER_S)
+
+    async def _page(self, request: messages.ListClusters, owner: int | None) -> messages.ClusterPage:
+        def read() -> list[tuple[int, Cluster]]:
+            known = self._store.page(request.after, owner, listing.PAGE)
+            return [(one.serial, self._shown(one)) for one in known]
+
+        page, more = listing.fill(await self._executor.write(read), listing.PAGE)
+        return messages.ClusterPage(clusters=page, more=more)
+
+    async def _jobs(self, request: messages.ListClusterJobs, owner: int | None) -> messages.ClusterJobPage:
+        def read() -> list[tuple[int, ClusterJob]]:
+            cluster = self._store.get(request.cluster)
+            if cluster is None or (owner is not None and cluster.uid != owner):
+                raise UserError(
+                    f"there is no cluster of number {request.cluster}", "", "see: vhpc cluster ls"
+                )
+            return [
+                (
+                    one.serial,
+                    ClusterJob(replace(one.member, host_public="", user_public=""), one.joined is not None),
+                )
+                for one in self._store.members(cluster.serial, request.after, listing.PAGE)
+            ]
+
+        page, more = listing.fill(await self._executor.write(read), listing.PAGE)
+        return messages.ClusterJobPage(jobs=page, more=more)
+
+    async def _keep(self, request: messages.KeepCluster, uid: int) -> messages.ClusterAnswer:
+        def keep() -> Cluster:
+            return self._shown(self._clusters.keep(uid, request.name, request.for_s))
+
+        return messages.ClusterAnswer(cluster=await self._executor.write(keep))
+
+    async def _remove(self, request: messages.RemoveCluster, owner: int | None) -> messages.ClusterAnswer:
+        def remove() -> Cluster:
+            return self._shown(self._clusters.remove(request.cluster, owner))
+
+        return messages.ClusterAnswer(cluster=await self._executor.write(remove))
+
+    def _shown(self, one: StoredCluster) -> Cluster:
+        """A cluster as its user sees it; for the database thread."""
+        jobs, guests = self._store.count(one.serial)
+        return Cluster(one.serial, one.name, one.uid, one.created, one.kept, one.kept_until, jobs, guests)
