@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from cluster import Job, Lab
-from injection import boots, said, settled, until
+from injection import boots, kill_qemu, said, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ import os, socket, threading, time
 def serve():
     while True:
         server.accept()[0].sendall(os.environ["SLURM_JOB_ID"].encode())
-server = socket.create_server(("", 7000))
+server = socket.create_server(("", 7000), family=socket.AF_INET6, dualstack_ipv6=True)
 threading.Thread(target=serve, daemon=True).start()
 print("members", len(open("/run/vhpc/cluster/members").readlines()), flush=True)
 while not os.path.exists(os.path.expanduser(f"~/go-{os.environ['SLURM_JOB_ID']}")):
@@ -107,7 +107,7 @@ def test_jobs_join_reach_each_other_and_leave(lab: Lab) -> None:
         assert members(lab, fourth)[fourth.id]["ipv4"] != old, "not used again within an hour"
         end(lab, second, third, fourth)
         settled(lab)
-        assert lab.vhpc("ctl", "cluster", "ls", "--all")["clusters"] == []
+        assert lab.vhpc("ctl", "cluster", "ls", "--all") == []
     for node in lab.nodes:
         assert "vhpcb" not in lab.run(node, "ip", "-o", "link").out
 
@@ -121,7 +121,7 @@ def test_a_guest_that_dies_is_gone_for_the_others(lab: Lab) -> None:
             lambda: f'"job":{leaves.id}' in lab.run("login", "cat", events).out.replace(" ", ""), "a join", 60
         )
         begin = time.time()
-        lab.run("n2", "sh", "-c", f"kill -9 $(pgrep -f 'guest=vhpc-{leaves.id}-')")
+        kill_qemu(lab, leaves, "n2")
         until(lambda: members(lab, stays).keys() == {stays.id}, "the dead guest to be gone", 60)
         rows = [json.loads(line) for line in lab.run("login", "cat", events).out.splitlines()]
         assert [(row["event"], row["job"]) for row in rows] == [
@@ -149,7 +149,7 @@ def test_a_cluster_of_another_user_is_another_one(lab: Lab) -> None:
 def test_a_killed_follower_is_started_again_and_members_join(lab: Lab) -> None:
     with cancelled(lab):
         first = member(lab, "n1")
-        lab.run("n1", "sh", "-c", f"kill -9 $(pgrep -f 'hooks.follower {first.id}[.]')")
+        lab.run("n1", "sh", "-c", f"kill -9 $(pgrep -f '[h]ooks.follower {first.id}[.]')")
         second = lab.submit(WAIT, *SMALL, "-w", "n2", "--vhpc-cluster=alpha")
         boots(lab, second, "n2")
         lab.run("n1", "vhpc", "reconcile")
