@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ def test_a_question_reads_what_has_changed(big: Big) -> None:
     assert (answer, quiet <= 4) == (Roster(MEMBERS), True)
     new = [big.site.joined(2000 + number, f"x{number}") for number in range(TOGETHER)]
     for lease in big.members[::100]:
-        read, answer = big.rows(lambda lease=lease: big.ask(lease, MEMBERS))
+        read, answer = big.rows(partial(big.ask, lease, MEMBERS))
         assert read <= quiet + TOGETHER
         assert len(jobs(answer)) == TOGETHER
         assert len(msgspec.json.encode(answer)) < TOGETHER * 800
