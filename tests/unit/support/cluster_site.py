@@ -19,6 +19,8 @@ HOUR_S = 3600.0
 class ClusterSite(Site):
     """A site with job networks for those who ask for them; its clocks are the test's."""
 
+    fabric: type[NoNetwork] = NoNetwork
+
     def __init__(self, database: Place, **network: Any) -> None:
         settings = {"vni_last": 7000, "default": "none", "quarantine_s": 0}
         super().__init__(database, replace_network(**(settings | network)))
@@ -27,7 +29,7 @@ class ClusterSite(Site):
         self.store = open_at(self.database)
         self.service = Alone(
             self.store,
-            NoNetwork(),
+            self.fabric(),
             reserve_mib=0,
             job_network=self.network,
             clock=lambda: 1e9 + self.now,

@@ -4,6 +4,7 @@
 A job is a member from the transaction that makes its lease until its lease ends or its last guest has ended.
 The others know it from the moment when all of its nodes have passed the barrier inside the job.
 """
+# Decision: Nodes of a cluster ask for changes since a version
 
 from __future__ import annotations
 
@@ -204,7 +205,7 @@ class Clusters:
             nodes = {
                 (one.generation, node)
                 for one in store.members(member.cluster)
-                if one.is_present
+                if one.joined is not None and one.joined <= member.joined  # later ones hear of it first
                 for node in one.member.segment_nodes
                 if self._applied.get(one.generation, {}).get(node, 0) < member.joined
             }

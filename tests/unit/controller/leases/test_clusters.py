@@ -11,16 +11,18 @@ from cluster_site import HOUR_S, ClusterSite, jobs
 from controller_lab import allocation, identity
 from het_site import UNDERLAY, component, open_all
 from segment_site import vni
+from store_backends import ENGINES, place
 
 from vhpc_slurm.controller.leases import cluster_rules, savable
 from vhpc_slurm.controller.leases.opening import Wanted
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Lease, LeaseState, Roster
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.model import Lease, LeaseState, NetworkIdentity, Roster
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> ClusterSite:
-    return ClusterSite(tmp_path / "db")
+@pytest.fixture(params=ENGINES)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> ClusterSite:
+    return ClusterSite(place(request.param, tmp_path))
 
 
 def first(lease: Lease) -> int:
@@ -127,6 +129,19 @@ def test_what_a_cluster_cannot_be_with(
     assert lease.refusal.startswith("--vhpc-cluster=dask: ")
     assert refusal in lease.refusal
     assert site.store.clusters.page(0, None, 10) == ()
+
+
+def test_a_member_has_no_functions_with_keys(tmp_path: Path) -> None:
+    class Keyed(NoNetwork):
+        def plan(self, *_: object) -> tuple[NetworkIdentity, None]:
+            return NetworkIdentity("ib", pkey=0x1001), None
+
+    class KeyedSite(ClusterSite):
+        fabric = Keyed
+
+    lease = KeyedSite(tmp_path / "db").open(1, "n1", cluster="dask")
+    assert lease.state is LeaseState.REFUSED
+    assert "virtual functions of the fabric" in lease.refusal
 
 
 def test_the_option_adds_the_job_network_to_the_default(tmp_path: Path) -> None:

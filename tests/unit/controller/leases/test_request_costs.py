@@ -8,50 +8,15 @@ import sqlite3
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
+from row_counter import Counting
 from store_backends import ENGINES, open_at, place
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Generation, LeaseState, NodeUsage
-
-
-class Counting:
-    """A connection that counts the rows that its user has got."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.rows = 0
-
-    def execute(self, statement: str, values: Any = (), /) -> Any:
-        return _Rows(self, self._inner.execute(statement, values))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-class _Rows:
-    def __init__(self, counting: Counting, inner: Any) -> None:
-        self._counting, self._inner = counting, inner
-
-    def fetchone(self) -> Any:
-        row = self._inner.fetchone()
-        self._counting.rows += row is not None
-        return row
-
-    def fetchall(self) -> Any:
-        rows = self._inner.fetchall()
-        self._counting.rows += len(rows)
-        return rows
-
-    def __iter__(self) -> Any:
-        return iter(self.fetchall())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def rows_of_acknowledgements(engine: str, folder: Path, count: int, *, first_ends: bool) -> list[int]:
