@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.leases import savable, segments
-from vhpc_slurm.model import Generation, JobRequest, SegmentPart
+from vhpc_slurm.model import Generation, JobRequest, Segment, SegmentPart
 
 RESERVED_S = 3600.0
 """An address is not used again for so long after its member has left."""
@@ -70,6 +71,22 @@ def _why_not(request: JobRequest, network: Network) -> str:
         ),
     )
     return next((line for applies, line in found if applies), "")
+
+
+def apart(segment: Segment, other: Segment) -> str:
+    """Why nodes of two jobs cannot send to each other, as one line; empty if they can."""
+    ours, theirs = (ip_address(one.underlay[0]).version for one in (segment, other))
+    if ours != theirs:
+        return (
+            f"the job's nodes have underlay addresses of IPv{ours}, and those of the cluster's other jobs of "
+            f"IPv{theirs} (choose nodes like theirs; operators: see network.underlay in vhpc.toml(5))"
+        )
+    if any(getattr(segment, name) != getattr(other, name) for name in ("ipv4", "ipv6", "port")):
+        return (
+            "the site has changed its job networks since the cluster's other jobs began "
+            "(use another name, or wait for their end)"
+        )
+    return ""
 
 
 def choose(taken: Iterable[tuple[int, int]], guests: int, most: int) -> int | None:

@@ -95,12 +95,16 @@ class Clusters:
         """A new job becomes a member, in the transaction that makes its lease; its segment has addresses.
 
         Raises:
-            UserError: there are no addresses for it, or the user keeps too many clusters.
+            UserError: there are no addresses for it, its nodes do not reach those of the other members, or
+                the user keeps too many clusters.
         """
         assert request.cluster is not None
         store, now = self._store.clusters, self._clock()
         name, kept = rules.parse(request.cluster)
         cluster = store.find(request.uid, name) or store.create(request.uid, name, now)
+        for other in store.members(cluster.serial, limit=1):
+            if line := rules.apart(segment, other.member.segment):
+                raise UserError(f"--vhpc-cluster={request.cluster}: {line}")
         if kept and not cluster.kept:
             self._keep(cluster, None)
         guests = sum(len(part.nodes) * part.guests_per_node for part in parts)
