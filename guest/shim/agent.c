@@ -123,6 +123,9 @@ static int on_frame(struct chan *chan, const struct frame *f)
     s->filling = NULL;
     if (f->type == VHPC_HELLO && f->session == 0)
         return on_hello(s, f);
+    /* A restored guest may have been stopped just before it answered its last host. */
+    if (!s->agent_up && (f->type == VHPC_REPLY || f->type == VHPC_PONG))
+        return 0;
     if (!s->agent_up || f->session == 0)
         return chan_broken(chan, "a frame without a session");
     struct client *c = client_find(s, f->session);

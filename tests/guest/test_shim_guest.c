@@ -219,6 +219,21 @@ static void frames_before_hello_break_the_guest(void **state)
     rig_close(&r);
 }
 
+/* A guest that was saved just before it answered: the answer comes when it is restored. */
+static void answers_to_the_last_host_are_ignored(void **state)
+{
+    static const uint8_t types[] = {VHPC_REPLY, VHPC_PONG};
+    struct rig r;
+    (void)state;
+    rig_open(&r, getuid());
+    for (size_t i = 0; i < sizeof types; i++) {
+        say(r.guest, types[i], 0, 0, 7, 0, "x", 1);
+        assert_false(is_broken(&r));
+    }
+    (void)close(rig_running(&r, 1));
+    rig_close(&r);
+}
+
 static void frames_that_cross_a_clients_end_are_ignored(void **state)
 {
     struct rig r;
@@ -300,6 +315,7 @@ int main(void)
         cmocka_unit_test(data_beyond_the_window_breaks_the_guest),
         cmocka_unit_test(what_a_guest_may_not_say_breaks_it),
         cmocka_unit_test(frames_before_hello_break_the_guest),
+        cmocka_unit_test(answers_to_the_last_host_are_ignored),
         cmocka_unit_test(frames_that_cross_a_clients_end_are_ignored),
         cmocka_unit_test(a_guest_that_closes_is_gone_and_not_broken),
         cmocka_unit_test(a_host_call_is_passed_both_ways),
