@@ -15,7 +15,7 @@
 #include "hosts.h"
 #include "ssh.h"
 
-/* What the agent keeps. */
+/* State of the agent. */
 struct cluster {
     char name[CLUSTER_NAME_MAX + 1];
     uint32_t job;

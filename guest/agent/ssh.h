@@ -42,7 +42,7 @@ struct ssh_want {
     uint32_t gid;
 };
 
-/* What the guests of a cluster need: texts that end with a line end, or are empty. */
+/* Files of the guests of a cluster: texts that end with a line end, or are empty. */
 struct ssh_cluster {
     const char *names; /* one line, of all guests */
     const char *known; /* lines of a known_hosts file */

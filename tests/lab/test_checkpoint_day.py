@@ -74,7 +74,7 @@ def library() -> Iterator[str]:
     """A library with which programs of the nodes live a day later."""
     folder = Path(vlab_status()["paths"]["scratch"], "tomorrow")
     folder.mkdir()
-    command = ["cc", "-shared", "-fPIC", "-O2", "-xc", "-", "-o", folder / "tomorrow.so"]
+    command = ["cc", "-shared", "-fPIC", "-O2", "-xc", "-", "-o", str(folder / "tomorrow.so")]
     subprocess.run(command, input=TOMORROW, text=True, check=True, timeout=60)
     yield f"/scratch/{folder.name}/tomorrow.so"
     shutil.rmtree(folder)

@@ -49,13 +49,13 @@ def member(lab: Lab, node: str, *options: str, name: str = "alpha", user: str = 
 
 
 def inside(lab: Lab, job: Job, *command: str) -> str:
-    """What a command in the first guest of a job says."""
+    """The output of a command in the first guest of a job."""
     step = ("srun", f"--jobid={job.id}", "--overlap", "-N1", "-n1", *command)
     return lab.run("login", *step, user=job.user).out
 
 
 def members(lab: Lab, job: Job) -> dict[int, dict[str, object]]:
-    """What a guest of a job knows of the members, by JobId."""
+    """The members that a guest of a job knows, by JobId."""
     rows = [json.loads(line) for line in inside(lab, job, "cat", "/run/vhpc/cluster/members").splitlines()]
     return {row["job"]: row for row in rows}
 
@@ -140,7 +140,7 @@ def test_a_cluster_of_another_user_is_another_one(lab: Lab) -> None:
         assert members(lab, hers).keys() == {hers.id}
         assert members(lab, his).keys() == {his.id}
         address = str(members(lab, hers)[hers.id]["ipv4"])
-        # both clusters have the same addresses, so bob's guest reaches itself there, and nobody else's
+        # both clusters have the same addresses, so bob's guest reaches only itself there
         assert calls(lab, his, address) in (str(his.id), "no TimeoutError", "no OSError")
         end(lab, hers, his)
 

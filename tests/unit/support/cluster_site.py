@@ -63,7 +63,7 @@ class ClusterSite(Site):
         return self.clusters.roster(lease.generation, applied)
 
     def state(self, lease: Lease) -> ReadyState:
-        """What the first node of a job is told about its barrier."""
+        """The state of the barrier, as the first node of a job hears it."""
         return self.service.leases.readiness.look(lease.generation, (), named=True)
 
     def give_keys(self, lease: Lease) -> None:

@@ -15,6 +15,8 @@ from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.controller.leases.checkpoint_removal import DAY_S
 from vhpc_slurm.model import CheckpointState
 
+pytest_plugins = ["checkpoint_sites"]
+
 
 @pytest.fixture
 def site_config() -> Config:

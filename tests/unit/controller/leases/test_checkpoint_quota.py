@@ -14,6 +14,8 @@ from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import CheckpointState, CheckpointTotal, KeeperState, Lease, Viewer
 
+pytest_plugins = ["checkpoint_sites"]
+
 MIB = 1 << 20
 ALICE, BOB = 2001, 2002
 RULES = (

@@ -7,6 +7,8 @@ from checkpoint_rig import Site
 
 from vhpc_slurm.model import CheckpointState, InUse, KeeperState, Lease, Removed
 
+pytest_plugins = ["checkpoint_sites"]
+
 S = CheckpointState
 ALICE, BOB = 2001, 2002
 

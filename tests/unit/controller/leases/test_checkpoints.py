@@ -31,6 +31,8 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.options import BatchPlace
 
+pytest_plugins = ["checkpoint_sites"]
+
 S, K, Do = CheckpointState, KeeperState, OrderKind
 
 

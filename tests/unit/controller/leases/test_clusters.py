@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: who is a member, which addresses its guests have, and what nodes are told of whom."""
+"""Clusters: members, addresses of their guests, and rosters that nodes get."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from cluster_site import HOUR_S, ClusterSite, jobs
 from controller_lab import allocation, identity
 from het_site import UNDERLAY, component, open_all
+from msgspec.structs import replace
 from segment_site import vni
 from store_backends import ENGINES, place
 
@@ -326,3 +327,12 @@ def test_a_cluster_is_kept_as_long_as_asked(site: ClusterSite) -> None:
     site.service.end(1, None)
     assert [one.name for one in site.store.clusters.page(0, None, 10)] == ["b"]
     assert site.ask(lease, "n1").over
+
+
+def test_nodes_that_do_not_reach_the_others_are_refused(site: ClusterSite) -> None:
+    own = site.member(1, "n1").segment
+    assert own is not None
+    assert cluster_rules.apart(own, replace(own, vni=1 + own.vni, underlay=("192.0.2.9",))) == ""
+    assert "IPv6" in cluster_rules.apart(own, replace(own, underlay=("2001:db8::1",)))
+    for other in ({"port": 1}, {"ipv4": "10.9.0.0/16"}, {"ipv6": "fd00::/64"}):
+        assert "has changed its job networks" in cluster_rules.apart(own, replace(own, **other))

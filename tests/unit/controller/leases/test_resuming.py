@@ -18,6 +18,8 @@ from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import CheckpointState, HetPlace, InUse, KeeperState, Lease, LeaseState, Removed
 from vhpc_slurm.options import BatchPlace
 
+pytest_plugins = ["checkpoint_sites"]
+
 
 @pytest.fixture
 def site_config() -> Config:

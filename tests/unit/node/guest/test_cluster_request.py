@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest is told of its cluster, in the bytes of docs/guest-protocol.md."""
+"""The request that tells a guest of its cluster, in the bytes of docs/guest-protocol.md."""
 
 from __future__ import annotations
 
