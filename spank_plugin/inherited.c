@@ -74,7 +74,7 @@ void vhpc_forget_guest(void)
         "VHPC_NODELIST",       "VHPC_PKEY",
         "VHPC_SESSION",        "VHPC_CWD",
         "VHPC_HOSTFILE",       "VHPC_MACHINEFILE",
-        "VHPC_MEM_MB",         "VHPC_CLUSTER",
+        "VHPC_MEM_MB",         "VHPC_CLUSTER_NAME",
         "VHPC_CLUSTER_JOB",    "VHPC_CLUSTER_HOSTFILE",
     };
     const char *file = getenv("NCCL_TOPO_FILE");

@@ -226,13 +226,13 @@ const char *cluster_hosts(const struct agent *a)
 int cluster_environment(const struct agent *a, struct execspec *spec)
 {
     static const char *const names[] = {
-        "VHPC_CLUSTER=", "VHPC_CLUSTER_JOB=", "VHPC_CLUSTER_HOSTFILE="};
+        "VHPC_CLUSTER_NAME=", "VHPC_CLUSTER_JOB=", "VHPC_CLUSTER_HOSTFILE="};
     char entry[PATH_MAX + 64];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         execspec_drop_env(spec, names[i]);
     if (a->cluster == NULL)
         return 0;
-    (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER=%s", a->cluster->name);
+    (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER_NAME=%s", a->cluster->name);
     int rc = execspec_add_env(spec, entry);
     (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER_JOB=%u", a->cluster->job);
     rc = rc < 0 ? rc : execspec_add_env(spec, entry);

@@ -210,7 +210,7 @@ FROM_HOST = {
         REQUEST, field(48, 39) + field(151, b"exam") + field(152, field(50, b"n1") + field(79, b"10.200"))
     ),
     "exec-after-cluster": frame(REQUEST, CLUSTER)
-    + frame(EXEC, exec_fields(field(21, b"VHPC_CLUSTER=other")), session=2),
+    + frame(EXEC, exec_fields(field(21, b"VHPC_CLUSTER_NAME=other")), session=2),
     "exec-pmi": frame(EXEC, exec_fields(field(21, b"PMI_FD=3"), field(75, b"no network"), field(96, 1))),
     "exec-pmix": frame(
         EXEC,

@@ -187,7 +187,7 @@ static void programs_learn_their_cluster(void **state)
     struct cluster_want want = good();
     char text[256] = "";
     (void)state;
-    assert_int_equal(execspec_add_env(&spec, "VHPC_CLUSTER=of-another-job"), 0);
+    assert_int_equal(execspec_add_env(&spec, "VHPC_CLUSTER_NAME=of-another-job"), 0);
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(spec.envc, 0);
     a.cluster_folder = inner;
@@ -196,7 +196,7 @@ static void programs_learn_their_cluster(void **state)
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(spec.envc, 3);
-    assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER"), "exam");
+    assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_NAME"), "exam");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_JOB"), "1300");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_HOSTFILE"),
                         "/run/vhpc/cluster/hostfile");

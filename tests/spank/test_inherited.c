@@ -25,7 +25,7 @@ static void variables_of_a_guest_are_removed(void **state)
         "NCCL_TOPO_FILE",      "UCX_NET_DEVICES",
         "NCCL_IB_HCA",         "VHPC_HOST_CUDA_VISIBLE_DEVICES",
         "NCCL_IB_PKEY",        "VHPC_HOST_SLURM_JOB_GPUS",
-        "VHPC_MEM_MB",         "VHPC_CLUSTER",
+        "VHPC_MEM_MB",         "VHPC_CLUSTER_NAME",
         "VHPC_CLUSTER_JOB",    "VHPC_CLUSTER_HOSTFILE",
     };
 

@@ -59,7 +59,7 @@ def line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 def test_programs_find_the_guests_of_their_cluster(guest: Guest, members: str) -> None:
     give(guest, 1, 2)
-    said = guest.run("sh", "-c", "echo $VHPC_CLUSTER $VHPC_CLUSTER_JOB; cat $VHPC_CLUSTER_HOSTFILE")
+    said = guest.run("sh", "-c", "echo $VHPC_CLUSTER_NAME $VHPC_CLUSTER_JOB; cat $VHPC_CLUSTER_HOSTFILE")
     assert said.stdout == b"exam 1001\nn1-j1001 slots=4\nn2-j1002 slots=4\n"
     listed = guest.run(members)
     assert (listed.returncode, listed.stderr) == (0, b"")
@@ -77,7 +77,7 @@ def test_outside_a_cluster_the_command_says_so(guest: Guest, members: str) -> No
         assert said.stderr == (
             b"vhpc-members: this guest is in no cluster: submit the job with --vhpc-cluster=NAME\n"
         )
-    assert guest.run("sh", "-c", "echo $VHPC_CLUSTER", VHPC_CLUSTER="stale").stdout == b"\n"
+    assert guest.run("sh", "-c", "echo $VHPC_CLUSTER_NAME", VHPC_CLUSTER_NAME="stale").stdout == b"\n"
 
 
 def test_a_program_can_follow_joins_and_leaves(guest: Guest, members: str) -> None:
