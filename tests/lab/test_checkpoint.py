@@ -171,7 +171,7 @@ def test_what_cannot_be_saved_is_refused(lab: Lab) -> None:
     plain = lab.submit("sleep 300", "-w", "n2", "-n1", image=None)
     plain.wait("RUNNING")
     refused(lab, f"job {plain.id}", "vhpc", "checkpoint", str(plain.id))
-    busy = lab.submit("srun -w n1 sleep 300", "-w", "n1", "-n1")
+    busy = lab.submit("srun --wait=30 sleep 300", "-w", "n1", "-n1")
     until(lambda: f"{busy.id}.0" in lab.run("ctl", "squeue", "-s", "-h").out, "the step to run", 240)
     refused(lab, f"job {busy.id}", "vhpc", "checkpoint", str(busy.id), user="bob")
     refused(lab, "runs", "vhpc", "checkpoint", str(busy.id))
