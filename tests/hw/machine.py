@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from pace import limit
 
 T = TypeVar("T")
@@ -46,6 +48,9 @@ SPOILED = (
     r"did not boot on hw: "
     r"(?:it wrote nothing to its console|its console ended with: Kernel panic .*: Fatal exception)"
 )
+# what the kernel says of a processor that the emulator has given no timer
+STALLED = re.compile(r"rcu\w*: .*(?:stall|starved)|blocked for more than|soft lockup")
+BOOTS = 3
 # seconds between questions to Slurm while a guest boots
 ASK_S = 10.0
 # exit status of `hwlab exec` when the machine did not answer
@@ -110,10 +115,23 @@ class Machine:
         return subprocess.run([HWLAB, "status"], check=False, timeout=30).returncode == 0
 
     def boot(self) -> None:
-        """Switch it on."""
-        with self.stage("machine boots, node-setup, slurmd registers"):
-            up = subprocess.run([HWLAB, "up"], check=False, timeout=limit(900))
-        assert up.returncode == 0, f"hwlab up failed; the machine's console ends with:\n{self.console()}"
+        """Switch it on; again if its kernel stalls before anything of ours has run."""
+        for _ in range(BOOTS):
+            with self.stage("machine boots, node-setup, slurmd registers"):
+                up = subprocess.run([HWLAB, "up"], check=False, timeout=limit(900))
+            if up.returncode == 0:
+                return
+            said = self.console()
+            if not STALLED.search(said):
+                break
+            print(
+                "UNSTABLE: the kernel of the emulated machine stalled at its boot:\n",
+                said,
+                sep="",
+                flush=True,
+            )
+            subprocess.run([HWLAB, "down"], check=True, timeout=60)
+        pytest.fail(f"hwlab up failed; the machine's console ends with:\n{said}")
 
     def revive(self) -> None:
         """Switch it on again where it has died, and where it hangs."""
