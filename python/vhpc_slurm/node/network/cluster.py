@@ -92,11 +92,11 @@ def present(
 
 
 def peers(own: ClusterMember, others: Collection[ClusterMember], local: str) -> tuple[str, ...]:
-    """Underlay addresses of the other members' nodes but this one.  Pure.
+    """Underlay addresses of the other members' nodes with living guests, but this one.  Pure.
 
     ``local`` is this node's: between members on one node no packet is sent.
     """
-    found = {address for one in reachable(own, others) for address in one.segment.underlay}
+    found = {one.segment.underlay[place] for one in reachable(own, others) for place in one.living_places}
     return tuple(sorted(found - {local}))
 
 
