@@ -191,7 +191,7 @@ class _Barrier:
     def _other_members(self) -> list[Peer]:
         """A guest of the oldest and one of the newest other member, as far as this node's network has any."""
         known = membership.read(self._layout, self._lease.generation.job_id)
-        peers = [] if known is None else member_peers(known.own, known.others)
+        peers = [] if known is None else member_peers(known.others)
         return list(dict.fromkeys((*peers[:1], *peers[-1:])))
 
     def _member_unreachable(self, guest: RunningGuest, peer: Peer, why: str) -> FabricError:

@@ -31,7 +31,7 @@ class ClusterNetwork:
         with membership.changing(self._layout, self._generation.job_id):
             entries = journal.read_entries(self._layout.journals, self._generation)
             found = job_network.entry_of(entries).read(NetworkData)
-            self._accept(found, cluster.peers(known.own, known.others, found.local))
+            self._accept(found, cluster.peers(known.others, found.local))
             cluster.follow(known.own, known.others)
             membership.write(self._layout, self._generation.job_id, known)
 
