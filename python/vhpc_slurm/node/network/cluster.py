@@ -19,10 +19,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from vhpc_slurm.model import ClusterMember
-from vhpc_slurm.node.network import plan, tools
+from vhpc_slurm.node.network import entries, plan, tools
+from vhpc_slurm.node.network.entries import Command
 from vhpc_slurm.record import Record
-
-Command = tuple[str, ...]
 
 
 class Entries(Record, frozen=True):
@@ -127,17 +126,17 @@ def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
 def _forwarding(vxlan: str, there: Entries, needed: Entries) -> Iterator[Command]:
     """Wrong entries are removed first: a MAC address has one entry."""
     for mac, address, vni in sorted(there.remote - needed.remote):
-        yield ("fdb", "del", mac, "dev", vxlan, "self", "dst", address, "vni", str(vni))
+        yield entries.remove_remote(vxlan, mac, address, vni)
     for mac in sorted(there.ports - needed.ports):
-        yield ("fdb", "del", mac, "dev", vxlan, "master")
+        yield entries.remove_port(vxlan, mac)
     for mac, address, vni in sorted(needed.remote - there.remote):
-        yield ("fdb", "add", mac, "dev", vxlan, "self", "static", "dst", address, "vni", str(vni))
+        yield entries.add_remote(vxlan, mac, address, vni)
     for mac in sorted(needed.ports - there.ports):
-        yield ("fdb", "add", mac, "dev", vxlan, "master", "static")
+        yield entries.add_port(vxlan, mac)
 
 
 def _resolution(bridge: str, there: Entries, needed: Entries) -> Iterator[Command]:
     for address, _ in sorted(there.neighbours - needed.neighbours):
-        yield ("neighbour", "del", address, "dev", bridge)
+        yield entries.remove_neighbour(bridge, address)
     for address, mac in sorted(needed.neighbours - there.neighbours):
-        yield ("neighbour", "add", address, "lladdr", mac, "dev", bridge, "nud", "permanent")
+        yield entries.add_neighbour(bridge, address, mac)

@@ -40,7 +40,5 @@ class ClusterNetwork:
         if around == self._accepted or not firewall.available():
             return
         self._accepted = None
-        peers = (*found.peers, *around)
-        firewall.apply(self._generation, found.segment(), peers)
-        firewall.hold(self._generation, found.segment(), peers)
+        firewall.replace(self._generation, found.segment(), (*found.peers, *around))
         self._accepted = around
