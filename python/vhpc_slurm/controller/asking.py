@@ -19,8 +19,13 @@ from vhpc_slurm import rootport
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.errors import FabricError
 
-CONNECT_S = 1.5
-"""The most seconds for a connection to one of several hosts; one that is off does not answer at all."""
+CONNECT_S, CONNECT_ALONE_S = 1.5, 5.0
+"""The most seconds for a connection to one of several hosts, and to the only one.
+
+One that is off does not answer at all, and the kernel's pauses between SYN packets double.
+"""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 4))
+"""The kernel ends the connection to a host that is silent for six seconds (tcp(7))."""
 NEXT_S, MOST_S = 1.0, 2.0
 """Seconds without an answer until another host is asked, and the most until one is asked again."""
 CLOSED = "connection closed"
@@ -69,9 +74,20 @@ class Round:
     """Asks each host, until an answer is accepted; a context manager, which closes all connections."""
 
     def __init__(
-        self, hosts: Sequence[str], port: int, deadline: float, sealed: Callable[[], tuple[str, bytes]]
+        self,
+        hosts: Sequence[str],
+        port: int,
+        deadline: float,
+        sealed: Callable[[], tuple[str, bytes]],
+        *,
+        keep: bool = False,
     ) -> None:
-        """``sealed`` makes a request, with its nonce; ``deadline`` by ``time.monotonic``."""
+        """``sealed`` makes a request, with its nonce; ``deadline`` by ``time.monotonic``.
+
+        With ``keep`` the connection of the last answer stays open, for ``take``.
+        """
+        self._keep = keep
+        self._answered: socket.socket | None = None
         self._hosts, self._port, self._deadline, self._sealed = tuple(hosts), port, deadline, sealed
         self._selector = selectors.DefaultSelector()
         self._open: dict[str, Link] = {}
@@ -86,6 +102,13 @@ class Round:
         for link in tuple(self._open.values()):
             self._close(link)
         self._selector.close()
+        if (answered := self.take()) is not None:
+            answered.close()
+
+    def take(self) -> socket.socket | None:
+        """The connection of the last answer; the caller closes it."""
+        answered, self._answered = self._answered, None
+        return answered
 
     def answers(self) -> Iterator[tuple[Link, bytes]]:
         """Each answer that comes; a caller that continues has refused it, with the reason in ``refusals``.
@@ -108,9 +131,15 @@ class Round:
                     continue
                 if answer is None:
                     continue
-                rootport.wait_for_end(link.socket, min(CLOSE_S, max(0.001, self._left())))
-                self._close(link)
+                if self._keep:
+                    self._forget(link)
+                    self._answered = link.socket
+                else:
+                    rootport.wait_for_end(link.socket, min(CLOSE_S, max(0.001, self._left())))
+                    self._close(link)
                 yield link, answer
+                if (refused := self.take()) is not None:
+                    refused.close()
                 self._go_on()
 
     def _left(self) -> float:
@@ -132,7 +161,7 @@ class Round:
             return
         host = self._queue.popleft()
         self._next = now + self._pause_s
-        until = self._deadline if len(self._hosts) == 1 else min(self._deadline, now + CONNECT_S)
+        until = min(self._deadline, now + (CONNECT_ALONE_S if len(self._hosts) == 1 else CONNECT_S))
         try:
             connection = rootport.connect(host, self._port, until)
         except OSError as err:
@@ -140,6 +169,9 @@ class Round:
             return
         nonce, sealed = self._sealed()
         try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE:
+                connection.setsockopt(socket.IPPROTO_TCP, name, value)
             connection.settimeout(rootport.left(self._deadline))
             connection.sendall(wire.HEADER.pack(len(sealed)) + sealed)
         except OSError as err:
@@ -166,6 +198,9 @@ class Round:
         self._next = 0.0 if self._queue else time.monotonic() + self._pause_s
 
     def _close(self, link: Link) -> None:
+        self._forget(link)
+        link.socket.close()
+
+    def _forget(self, link: Link) -> None:
         del self._open[link.host]
         self._selector.unregister(link.socket)
-        link.socket.close()

@@ -34,6 +34,7 @@ class Assembly:
 
     Attributes:
         requests: answers requests.
+        clusters: is told of silent nodes.
         reconciler: compares leases with Slurm.
         timed: begins checkpoints at the time for them.
         audit: looks at the fabric, in ``thread``.
@@ -44,6 +45,7 @@ class Assembly:
     """
 
     requests: Requests
+    clusters: Clustering
     reconciler: Reconciler
     timed: TimedCheckpoints
     audit: FabricAudit
@@ -103,6 +105,7 @@ def assemble(
     checkpoints = Checkpointing(leases, executor, slurm, changes)
     timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
     operating = Operating(leases.operator, executor, batches, thread)
+    clusters = Clustering(leases, executor, changes)
     return Assembly(
         requests=Requests(
             leases,
@@ -110,11 +113,12 @@ def assemble(
             starting,
             operating,
             checkpoints,
-            Clustering(leases, executor, changes),
+            clusters,
             watch,
             choice.name(config),
             standbys=bool(settings.backup_hosts),
         ),
+        clusters=clusters,
         reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify, checkpoints.run),
         timed=timed,
         audit=audit,

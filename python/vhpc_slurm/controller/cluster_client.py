@@ -24,11 +24,13 @@ class ClusterCalls(Exchange):
             applied: the version that this node has applied; 0: the answer has all members.
             gone: ranks of guests of this node that have ended.
             wait_s: if nothing has changed, wait so long for it.
+
+        The connection stays open until the next question: by that vhpcd knows that this node is there.
         """
         body = messages.AskRoster(
             generation=str(generation), node=node, applied=applied, gone=gone, wait_s=wait_s
         )
-        return self._ask(body, messages.RosterAnswer, wait_s).roster
+        return self._ask(body, messages.RosterAnswer, wait_s, keep=True).roster
 
     def clusters(self) -> tuple[Cluster, ...]:
         """The clusters of this user, of all users for root and SlurmUser, oldest first."""

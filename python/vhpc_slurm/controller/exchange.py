@@ -71,8 +71,12 @@ class Exchange:
         self._epochs = Epochs(Path(config.paths.state)) if self._several else None
         self._munge = Munge(config.controller.munge_socket)
         self._version = wire.VERSION
+        self._kept: socket.socket | None = None
 
-    def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
+    def _ask(
+        self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0, *, keep: bool = False
+    ) -> _Answer:
+        """The answer; with ``keep`` its connection stays open until that of the next one has it."""
         if self._as_uid is not None and isinstance(body, wire.OfUsers):
             body = wire.AsUser(uid=self._as_uid, request=body)
         limit_s = self._settings.request_timeout_s + wait_s + self._patience_s
@@ -80,7 +84,7 @@ class Exchange:
         pause_s = 0.05
         while True:
             try:
-                answer = self._once(body, deadline)
+                answer = self._once(body, deadline, keep)
                 break
             except MungeBusyError as err:
                 if time.monotonic() + pause_s >= deadline:
@@ -103,19 +107,19 @@ class Exchange:
             raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
 
-    def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
+    def _once(self, body: wire.Request, deadline: float, keep: bool) -> wire.Answer:
         """An answer of the active vhpcd, if need be to a second request in the version of an older one.
 
         Raises:
             OSError, EOFError: it may be worth another try.
         """
-        answer, version = self._exchange(body, deadline)
+        answer, version = self._exchange(body, deadline, keep)
         if isinstance(answer, wire.Failure) and version < self._version and wire.readable(version):
             self._version = version
-            answer, _ = self._exchange(body, deadline)
+            answer, _ = self._exchange(body, deadline, keep)
         return answer
 
-    def _exchange(self, body: wire.Request, deadline: float) -> tuple[wire.Answer, int]:
+    def _exchange(self, body: wire.Request, deadline: float, keep: bool) -> tuple[wire.Answer, int]:
         """One request, to each host until one serves it; returns the answer and its envelope's version."""
 
         def sealed() -> tuple[str, bytes]:
@@ -131,15 +135,23 @@ class Exchange:
                 raise UnusableError("the request is too long for vhpcd", f"{len(found)} bytes")
             return nonce, found
 
-        with Round(self._hosts, self._settings.port, deadline, sealed) as asked:
+        with Round(self._hosts, self._settings.port, deadline, sealed, keep=keep) as asked:
             for link, frame in asked.answers():
                 answer, envelope = self._open(frame, link.nonce)
                 if (refusal := self._refused(answer, envelope)) is None:
                     # This host is asked first from now on.
                     self._hosts = tuple(dict.fromkeys((link.host, *self._hosts)))
+                    if keep:
+                        self._hold(asked.take())
                     return answer, envelope.version
                 asked.refusals[link.host] = f"{link.host}: {refusal}"
         raise ConnectionError("no host is configured")
+
+    def _hold(self, answered: socket.socket | None) -> None:
+        """Keep this connection in place of the one before, which vhpcd has closed."""
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = answered
 
     def _refused(self, answer: wire.Answer, envelope: wire.Envelope) -> str | None:
         """Why the client must ask another host; None if the answer counts."""

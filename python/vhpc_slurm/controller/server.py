@@ -144,7 +144,7 @@ async def _serve_as(
     metrics = _metrics(settings.metrics, leases, writer, vhpcd)
     requests = vhpcd.requests if metrics is None else metrics.metered(vhpcd.requests)
     users = UserAccess(requests, slurm, deputies=front.allowed | _deputy(settings.web_user))
-    front.server.begin(requests, users)
+    front.server.begin(requests, users, vhpcd.clusters.lose)
     if tenure is not None:
         front.duty.begin(tenure.epoch, tenure.left_s)
         log.info("vhpcd is active, with epoch %d", tenure.epoch)

@@ -191,7 +191,7 @@ class _Barrier:
     def _other_members(self) -> list[Peer]:
         """A guest of the oldest and one of the newest other member, as far as this node's network has any."""
         known = membership.read(self._layout, self._lease.generation.job_id)
-        peers = [] if known is None else member_peers(known.own, known.others)
+        peers = [] if known is None else member_peers(known.others)
         return list(dict.fromkeys((*peers[:1], *peers[-1:])))
 
     def _member_unreachable(self, guest: RunningGuest, peer: Peer, why: str) -> FabricError:
@@ -205,12 +205,11 @@ class _Barrier:
         )
 
     def _unaware(self, state: ReadyState) -> FabricError:
-        limit_s = 2 * self._config.network.reach_timeout_s
         assert self._lease.cluster is not None
         return FabricError(
             f"a node of cluster {self._lease.cluster.name} has not taken the job into its network: "
             f"{', '.join(state.first_unaware) or 'unknown'}",
-            f"waited for {limit_s} s on {self._node}",
+            f"waited for {self._config.network.aware_s} s on {self._node}",
             "see hooks.log of that node (follower), and run there: vhpc reconcile",
         )
 
@@ -228,7 +227,7 @@ class _Barrier:
                 if not first or self._lease.cluster is None or state.failure is not None:
                     return
                 if not self._joining:
-                    self._joining, until = True, time.monotonic() + spare_s
+                    self._joining, until = True, time.monotonic() + self._config.network.aware_s
                 if state.unaware == 0:
                     return
                 if time.monotonic() >= until:

@@ -9,6 +9,7 @@ members forgets them. Without an answer everything stays as it is.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 
@@ -30,8 +31,8 @@ RETRY_S = 5.0
 """The pause after the network could not be changed."""
 TELL_AGAIN_S = 30.0
 """The pause after a guest did not take what it was told."""
-AWAY_S, AWAY_MOST_S = 1.0, 30.0
-"""The pause after a question without an answer, which becomes longer."""
+AWAY_S, AWAY_MOST_S = 1.0, 5.0
+"""The longest pause after a question without an answer, which doubles; nodes must not come back in step."""
 LEAVE_S = 1.5
 """How long vhpcd may take for the last report; Epilog waits a little longer for the follower."""
 
@@ -49,6 +50,7 @@ class Follower(Struct):
     guests: Guests
     process: Process
     clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
     _applied: int = 0
     _heard: bool = False
     _pending: bool = False
@@ -82,7 +84,7 @@ class Follower(Struct):
         began = self.clock()
         answer = self._ask()
         if answer is None:
-            self.process.pause(self._away_s)
+            self.process.pause(self._away_s * (0.5 + 0.5 * self.chance()))
             return True
         if answer.over:
             log.info("follower: the job is no member of cluster %s any more", self.known.name)

@@ -21,7 +21,7 @@ class ClusterMember(Record, frozen=True):
         parts: guests on the segment.
         host_public: public key of the guests' ssh servers, one line; empty: they have none.
         user_public: public key of the job's user in these guests.
-        gone: ranks of guests that have ended before the job.
+        gone: ranks of guests that have ended before the job, or whose node is silent.
     """
 
     generation: Generation
@@ -35,6 +35,23 @@ class ClusterMember(Record, frozen=True):
     def segment_nodes(self) -> tuple[str, ...]:
         """Nodes with guests, in the order of the segment's ``underlay``."""
         return tuple(node for part in self.parts for node in part.nodes)
+
+    @property
+    def living_places(self) -> tuple[int, ...]:
+        """Indexes in ``segment_nodes`` of nodes with guests that are not gone."""
+        gone, rank, found = set(self.gone), 0, []
+        counts = [part.guests_per_node for part in self.parts for _ in part.nodes]
+        for place, count in enumerate(counts):
+            if not gone.issuperset(range(rank, rank + count)):
+                found.append(place)
+            rank += count
+        return tuple(found)
+
+    @property
+    def living_nodes(self) -> tuple[str, ...]:
+        """These nodes."""
+        nodes = self.segment_nodes
+        return tuple(nodes[place] for place in self.living_places)
 
 
 class Cluster(Record, frozen=True):

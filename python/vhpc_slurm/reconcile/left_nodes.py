@@ -97,7 +97,7 @@ def _forget(layout: Layout, node: str, lease: Lease, left: Sequence[str]) -> Non
             return  # the job has ended meanwhile
         with membership.changing(layout, lease.generation.job_id) as known:
             local = entry.read(NetworkData).local
-            others = () if known is None else cluster.peers(known.own, known.others, local)
+            others = () if known is None else cluster.peers(known.others, local)
             segment.forget(lease, node, left, others)
         for domain in entries:
             if domain.kind == Domain.kind:

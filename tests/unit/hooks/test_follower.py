@@ -84,9 +84,12 @@ def test_a_silent_guest_holds_up_nobody_and_is_told_later() -> None:
 def test_without_an_answer_everything_stays_and_pauses_grow() -> None:
     rig = Rig([Roster(5, (ONE,)), *[AWAY] * 7, Roster(6, (ONE, TWO))])
     rig.run()
-    assert rig.pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert rig.pauses == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
     assert rig.events[-1] == "guests 6: 7 43"
     assert {applied for applied, _, _ in rig.asked[1:-1]} == {5}
+    sooner = Rig([*[AWAY] * 4], chance=0.0)
+    sooner.run()
+    assert sooner.pauses == [0.5, 1.0, 2.0, 2.5]
 
 
 def test_a_vhpcd_that_answers_early_is_not_asked_all_the_time() -> None:

@@ -56,6 +56,7 @@ class Rig:
     others: tuple[ClusterMember, ...] = ()
     version: int = 0
     now: float = 1000.0
+    chance: float = 1.0
     tombstone: bool = False
     waking: bool = False
     terminated: bool = False
@@ -63,7 +64,9 @@ class Rig:
     def run(self) -> bool:
         known = Membership("mesh", 1000, self.own, self.version, self.others)
         setting = Setting(GENERATION, "n1")
-        self.follower = Follower(setting, known, self, self, self, self, clock=lambda: self.now)
+        self.follower = Follower(
+            setting, known, self, self, self, self, clock=lambda: self.now, chance=lambda: self.chance
+        )
         return self.follower.run()
 
     # --- vhpcd ----------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,7 @@ from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.cli.verbs import Group, Verb
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import guest_hostname
+from vhpc_slurm.node.network.cluster import living
 
 if TYPE_CHECKING:
     from vhpc_slurm.model import Cluster, ClusterJob, ClusterMember
@@ -87,8 +86,7 @@ def show(name: Name, user: User = None, as_json: Json = False) -> int:
             str(one.member.generation.job_id),
             _state(one),
             output.node_list(one.member.segment_nodes),
-            _range([ipv4 for _, ipv4, _ in _guests(one.member)]),
-            _range([ipv6 for _, _, ipv6 in _guests(one.member)]),
+            *_ranges(one.member),
         )
         for one in jobs
     ]
@@ -156,22 +154,11 @@ def _state(job: ClusterJob) -> str:
     return "joined" if job.joined else "booting"
 
 
-def _guests(member: ClusterMember) -> Iterator[tuple[str, str, str]]:
-    """Name, IPv4 and IPv6 address of each guest that is there."""
-    segment, rank = member.segment, 0
-    ipv4, ipv6 = IPv4Network(segment.ipv4), IPv6Network(segment.ipv6)
-    for part in member.parts:
-        for node in part.nodes:
-            for index in range(part.guests_per_node):
-                number = segment.first + rank + 1
-                if rank not in member.gone:
-                    name = guest_hostname(node, index, part.guests_per_node)
-                    yield f"{name}-j{member.generation.job_id}", str(ipv4[number]), str(ipv6[number])
-                rank += 1
-
-
-def _range(addresses: list[str]) -> str:
-    return " to ".join(dict.fromkeys((*addresses[:1], *addresses[-1:])))
+def _ranges(member: ClusterMember) -> Iterator[str]:
+    """The first and the last IPv4, and IPv6 address of its guests."""
+    found = [one.addresses for one in living(member)]
+    for addresses in zip(*found, strict=True) if found else ((), ()):
+        yield " to ".join(dict.fromkeys((*addresses[:1], *addresses[-1:])))
 
 
 def _job_json(job: ClusterJob) -> dict[str, Any]:
@@ -180,7 +167,10 @@ def _job_json(job: ClusterJob) -> dict[str, Any]:
         "generation": str(job.member.generation),
         "state": _state(job),
         "nodes": list(job.member.segment_nodes),
-        "guests": [{"host": host, "ipv4": ipv4, "ipv6": ipv6} for host, ipv4, ipv6 in _guests(job.member)],
+        "guests": [
+            {"host": one.name, "ipv4": one.addresses[0], "ipv6": one.addresses[1]}
+            for one in living(job.member)
+        ],
     }
 
 

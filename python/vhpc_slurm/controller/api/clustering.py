@@ -71,6 +71,14 @@ class Clustering:
                 await asyncio.wait({change}, timeout=left)
             await asyncio.sleep(GATHER_S)
 
+    async def lose(self, generation: str, node: str) -> None:
+        """A node of a member is silent.
+
+        Raises:
+            VhpcError: the database does not take it.
+        """
+        await self._executor.write(self._clusters.lose, Generation.parse(generation), node)
+
     async def _page(self, request: messages.ListClusters, owner: int | None) -> messages.ClusterPage:
         def read() -> list[tuple[int, Cluster]]:
             known = self._store.page(request.after, owner, listing.PAGE)

@@ -10,7 +10,11 @@ for each connection, took two fifths of the event loop's turns for a request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,32 +24,56 @@ Result = TypeVar("Result")
 
 
 class Connection:
-    """Belongs to the event loop; the socket does not block."""
+    """Belongs to the event loop; the socket does not block.
+
+    Attributes:
+        socket: the connection.
+        error: the errno that has ended it; 0: none has.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+        self.socket = connected
+        self.error = 0
         self._loop = asyncio.get_running_loop()
+
+    def set_option(self, level: int, name: int, value: int) -> None:
+        """Set an option of the socket, if that is possible."""
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(level, name, value)
+
+    def unconfirmed(self) -> int:
+        """How many bytes that were sent the peer's kernel has not confirmed (SIOCOUTQ in tcp(7))."""
+        try:
+            found = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return 0
+        return int.from_bytes(found, sys.byteorder)
 
     async def receive(self, most: int) -> bytes:
         """From 1 to ``most`` bytes, and at most CHUNK; EOFError when no more will come."""
-        data = await self._loop.sock_recv(self._socket, min(most, CHUNK))
+        data = await self._loop.sock_recv(self.socket, min(most, CHUNK))
         if not data:
             raise EOFError
         return data
 
     async def send(self, data: bytes) -> None:
         """Give all of it to the kernel."""
-        await self._loop.sock_sendall(self._socket, data)
+        try:
+            await self._loop.sock_sendall(self.socket, data)
+        except OSError as err:
+            self.error = err.errno or 0
+            raise
 
     async def unless_gone(self, answer: Coroutine[Any, Any, Result]) -> Result | None:
         """Run a coroutine; cancel it, and return None, when the peer disconnects or says anything more."""
-        task, number = asyncio.current_task(), self._socket.fileno()
+        task, number = asyncio.current_task(), self.socket.fileno()
         assert task is not None
         gone = False
 
         def readable() -> None:
             nonlocal gone
             gone = True
+            self.error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             self._loop.remove_reader(number)
             task.cancel()
 

@@ -25,9 +25,11 @@ from vhpc_slurm.controller.api.addresses import plain
 from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.authority import Authority, Origin
+from vhpc_slurm.controller.api.cluster_messages import AskRoster
 from vhpc_slurm.controller.api.connection import Connection
 from vhpc_slurm.controller.api.duty import Duty
 from vhpc_slurm.controller.api.peeruid import PeerUids
+from vhpc_slurm.controller.api.presence import Lose, Presence
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
 from vhpc_slurm.controller.api.requests import Answering
 from vhpc_slurm.controller.api.status_messages import Status
@@ -112,16 +114,19 @@ class Server:
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
         self._at_once = asyncio.Semaphore(OTHERS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._presence = Presence()
         self._uids: PeerUids | None = None
         with contextlib.suppress(OSError):
             self._uids = PeerUids()
 
-    def begin(self, requests: Answering, users: UserAccess) -> None:
-        """From now on answer requests."""
+    def begin(self, requests: Answering, users: UserAccess, lose: Lose) -> None:
+        """From now on answer requests; ``lose`` is told which nodes of clusters are silent."""
         self._requests, self._users = requests, users
+        self._presence.tell(lose)
 
     async def close(self) -> None:
         """Close all connections; their changes are durable, and clients ask again."""
+        self._presence.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,19 +178,21 @@ class Server:
     async def _talk(self, connection: socket.socket, peer: Peer, origin: Origin, begun: list[Peer]) -> None:
         begun.append(peer)
         self._connections += 1
+        opened = Connection(connection)
         try:
-            await self._converse(Connection(connection), peer, origin)
+            await self._converse(opened, peer, origin)
         except (OSError, EOFError, TimeoutError):
             pass  # the peer is slow or has disconnected; it asks again when it needs an answer
         except asyncio.CancelledError:
             pass  # it was dropped, or vhpcd stops
         finally:
             self._admission.leave(peer)
+            self._presence.over(opened)
             self._connections -= 1
             connection.close()
 
     async def _converse(self, connection: Connection, peer: Peer, origin: Origin) -> None:
-        """One request, one answer."""
+        """One request, one answer; the connection of a node of a cluster stays until its next question."""
         async with asyncio.timeout(RECEIVE_S):
             frame = await self._receive(connection, peer)
             if frame is None:
@@ -216,6 +223,7 @@ class Server:
             )
             async with asyncio.timeout(SEND_S):
                 await connection.send(wire.HEADER.pack(len(sealed)) + sealed)
+            await self._presence.hold(connection)
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[bool]:
@@ -316,12 +324,14 @@ class Server:
         except ValueError as err:
             self._log.warning("a request of uid %d at %s cannot be read: %s", uid, origin.address, err)
             return wire.Failure(kind=wire.UNUSABLE, what="vhpcd cannot read the request", why=str(err)[:300])
-        answer = await connection.unless_gone(self._answer(request, uid, origin))
+        answer = await connection.unless_gone(self._answer(request, uid, origin, connection))
         return answer and self._with_origin(answer, origin)
 
-    async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
+    async def _answer(
+        self, request: wire.Request, uid: int, origin: Origin, connection: Connection
+    ) -> wire.Answer:
         if isinstance(request, wire.Together):
-            answers = [await self._answer(one, uid, origin) for one in request.requests]
+            answers = [await self._answer(one, uid, origin, connection) for one in request.requests]
             return wire.Answers(answers=tuple(map(_without_list, answers)))
         if self._authority is not None:
             try:
@@ -331,6 +341,11 @@ class Server:
                 return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         assert self._requests is not None, "a standby has refused the request"
         everything = uid in self._allowed and not isinstance(request, wire.AsUser)
+        if everything and isinstance(request, AskRoster):
+            self._presence.asked(connection, (request.generation, request.node), far=not origin.own_host)
+            answer = await self._requests.answer(request, uid)
+            await self._presence.ready(connection)
+            return answer
         if everything or self._users is None:
             return await self._requests.answer(request, uid)
         return await self._users.answer(request, uid) or self._refused(uid, origin.address)

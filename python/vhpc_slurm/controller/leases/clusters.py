@@ -84,6 +84,8 @@ class Clusters:
         self._clock = clock
         self._applied: dict[Generation, dict[str, int]] = {}
         self._waiting: dict[int, dict[Generation, _Waiting]] = {}
+        self._ended: dict[Generation, set[int]] = {}
+        """Ranks of guests that have ended, as their nodes have reported."""
         self._known: set[Generation] = set()
         """Members that all nodes know."""
 
@@ -155,10 +157,28 @@ class Clusters:
         if wrong := set(gone) - of_node:
             raise FabricError(f"guest {min(wrong)} of {generation} is not on node {node}")
         self._applied.setdefault(owner, {})[node] = applied
-        if not set(gone) <= set(member.member.gone):
+        ended = self._ended.setdefault(owner, set())
+        ended.difference_update(of_node)
+        ended.update(gone)
+        known, all_ended = set(member.member.gone), len(ended) >= member.guests
+        if back := known & of_node - set(gone):
+            log.info("node %s answers again: cluster of %s with %d guests of it", node, generation, len(back))
+        if known & of_node != set(gone) or all_ended:
             with self._store.transaction():
-                self._store.clusters.lose(owner, gone, self._clock())
+                self._store.clusters.set_gone(owner, (known - of_node).union(gone))
+                if all_ended:
+                    self._store.clusters.leave(owner, self._clock())
         return Asked(member.cluster, self._aware(member.cluster, (owner, node), applied))
+
+    def lose(self, generation: Generation, node: str) -> None:
+        """A node is silent: its guests are gone until it asks again."""
+        member = self._member(generation)
+        of_node = frozenset() if member is None else rules.ranks(member.member.parts, generation, node)
+        if member is None or of_node <= set(member.member.gone):
+            return
+        log.warning("node %s is silent: cluster of %s without its guests", node, generation)
+        with self._store.transaction():
+            self._store.clusters.set_gone(member.generation, of_node.union(member.member.gone))
 
     def roster(self, generation: Generation, applied: int) -> Roster:
         """A page of the changes since a version."""
@@ -210,17 +230,17 @@ class Clusters:
                 (one.generation, node)
                 for one in store.members(member.cluster)
                 if one.joined is not None and one.joined <= member.joined  # later ones hear of it first
-                for node in one.member.segment_nodes
+                for node in one.member.living_nodes
                 if self._applied.get(one.generation, {}).get(node, 0) < member.joined
             }
             waiting = _Waiting(member.joined, cluster.version, store.undone, nodes)
             of_cluster[member.generation] = waiting
         elif waiting.version < cluster.version:
             for one in store.changes(member.cluster, waiting.version):
-                if one.left_at is not None:
-                    waiting.nodes.difference_update(
-                        (one.generation, node) for node in one.member.segment_nodes
-                    )
+                living = one.member.living_nodes if one.left_at is None else ()
+                waiting.nodes.difference_update(
+                    (one.generation, node) for node in one.member.segment_nodes if node not in living
+                )
             waiting.version = cluster.version
         return waiting
 
@@ -240,6 +260,7 @@ class Clusters:
 
     def _forget(self, owner: Generation) -> None:
         self._applied.pop(owner, None)
+        self._ended.pop(owner, None)
         self._known.discard(owner)
         for of_cluster in self._waiting.values():
             of_cluster.pop(owner, None)

@@ -105,8 +105,8 @@ class ClusterStore(Protocol):
     def join(self, generation: Generation, host_public: str, user_public: str) -> None:
         """A member joins, with the public keys of its guests."""
 
-    def lose(self, generation: Generation, ranks: Collection[int], now: float) -> None:
-        """Guests of a member have ended; when all have, it leaves."""
+    def set_gone(self, generation: Generation, ranks: Collection[int]) -> None:
+        """These guests of a member are gone, and no others."""
 
     def leave(self, generation: Generation, now: float) -> None:
         """A member leaves; another generation changes nothing."""
@@ -237,16 +237,13 @@ class SqlClusters:
             one.serial,
         )
 
-    def lose(self, generation: Generation, ranks: Collection[int], now: float) -> None:
-        """Guests of a member have ended."""
-        one = self.member(generation)
-        if one is None or one.left_at is not None or set(ranks) <= set(one.member.gone):
+    def set_gone(self, generation: Generation, ranks: Collection[int]) -> None:
+        """These guests of a member are gone."""
+        one, gone = self.member(generation), sorted(set(ranks))
+        if one is None or one.left_at is not None or tuple(gone) == one.member.gone:
             return
-        gone = sorted({*one.member.gone, *ranks})
         self._change("UPDATE cluster_member SET gone = ? WHERE id = ?", ",".join(map(str, gone)), one.serial)
-        if len(gone) >= one.guests:
-            self.leave(generation, now)
-        elif one.joined is not None:
+        if one.joined is not None:
             version = self._next(one.cluster)
             self._change("UPDATE cluster_member SET changed = ? WHERE id = ?", version, one.serial)
 

@@ -186,7 +186,8 @@ CREATE TABLE checkpoint_size (
 
 # Named clusters of users. `version` rises with each change; members have the version of their last change and
 # of their joining, which is NULL until their guests are ready. `left_at` is when a member has left; its
-# addresses, the numbers from `first` on, are not used again for an hour. `gone` has ranks of ended guests.
+# addresses, the numbers from `first` on, are not used again for an hour. `gone` has ranks of guests that
+# have ended or whose node is silent.
 _CLUSTERS = """
 CREATE TABLE cluster (
     id INTEGER PRIMARY KEY AUTOINCREMENT,

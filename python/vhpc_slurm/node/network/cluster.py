@@ -16,14 +16,12 @@ Sources: bridge(8), ip-neighbour(8); drivers/net/vxlan/vxlan_core.c (encap_bypas
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from vhpc_slurm.model import ClusterMember
-from vhpc_slurm.node.network import plan, tools
+from vhpc_slurm.node.network import entries, plan, tools
+from vhpc_slurm.node.network.entries import Command
 from vhpc_slurm.record import Record
-
-Command = tuple[str, ...]
 
 
 class Entries(Record, frozen=True):
@@ -40,28 +38,33 @@ class Entries(Record, frozen=True):
     neighbours: frozenset[tuple[str, str]] = frozenset()
 
 
-def reachable(own: ClusterMember, others: Collection[ClusterMember]) -> list[ClusterMember]:
-    """The other members; without those whose nodes have underlay addresses of another IP version."""
-    versions = _versions(own)
-    return [one for one in others if one.segment.vni != own.segment.vni and not _versions(one) - versions]
+class LivingGuest(NamedTuple):
+    """A guest that is not gone: its rank, its name in the cluster, its IPv4 and IPv6 address."""
+
+    rank: int
+    name: str
+    addresses: tuple[str, str]
+    guest: plan.Member
 
 
-def _versions(member: ClusterMember) -> set[int]:
-    return {ip_address(address).version for address in member.segment.underlay}
+def living(member: ClusterMember) -> Iterator[LivingGuest]:
+    """The guests of a member, by rank, as those of all members know them.  Pure."""
+    for rank, guest in enumerate(plan.members(member)):
+        if rank not in member.gone:
+            name = f"{guest.hostname}-j{member.generation.job_id}"
+            yield LivingGuest(rank, name, plan.addresses(member.segment, rank), guest)
 
 
-def wanted(own: ClusterMember, others: Collection[ClusterMember]) -> Entries:
+def wanted(others: Collection[ClusterMember]) -> Entries:
     """The entries that a segment needs.  Pure."""
     remote: set[tuple[str, str, int]] = set()
     neighbours: set[tuple[str, str]] = set()
-    for member in reachable(own, others):
+    for member in others:
         segment = member.segment
-        for rank, guest in enumerate(plan.members(member)):
-            if rank in member.gone:
-                continue
-            mac = plan.mac(segment.mac_vni or segment.vni, rank)
-            remote.add((mac, segment.underlay[guest.place], segment.vni))
-            neighbours.update((address, mac) for address in plan.addresses(segment, rank))
+        for one in living(member):
+            mac = plan.mac(segment.mac_vni or segment.vni, one.rank)
+            remote.add((mac, segment.underlay[one.guest.place], segment.vni))
+            neighbours.update((address, mac) for address in one.addresses)
     return Entries(frozenset(remote), frozenset(mac for mac, _, _ in remote), frozenset(neighbours))
 
 
@@ -91,30 +94,19 @@ def present(
     )
 
 
-def peers(own: ClusterMember, others: Collection[ClusterMember], local: str) -> tuple[str, ...]:
-    """Underlay addresses of the other members' nodes but this one.  Pure.
+def peers(others: Collection[ClusterMember], local: str) -> tuple[str, ...]:
+    """Underlay addresses of the other members' nodes with living guests, but this one.  Pure.
 
     ``local`` is this node's: between members on one node no packet is sent.
     """
-    found = {address for one in reachable(own, others) for address in one.segment.underlay}
+    found = {one.segment.underlay[place] for one in others for place in one.living_places}
     return tuple(sorted(found - {local}))
 
 
-def cluster_name(hostname: str, member: ClusterMember) -> str:
-    """The name of a member's guest in the guests of all members."""
-    return f"{hostname}-j{member.generation.job_id}"
-
-
-def member_peers(own: ClusterMember, others: Collection[ClusterMember]) -> list[plan.Peer]:
+def member_peers(others: Collection[ClusterMember]) -> list[plan.Peer]:
     """The first living guest of each other member, in the order of ``others``.  Pure."""
-    found = []
-    for member in reachable(own, others):
-        living = ((rank, one) for rank, one in enumerate(plan.members(member)) if rank not in member.gone)
-        for rank, guest in living:
-            name = cluster_name(guest.hostname, member)
-            found.append(plan.Peer(name, guest.node, plan.addresses(member.segment, rank)))
-            break
-    return found
+    first = (next(living(member), None) for member in others)
+    return [plan.Peer(one.name, one.guest.node, one.addresses) for one in first if one is not None]
 
 
 def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
@@ -126,7 +118,7 @@ def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
     bridge, vxlan = plan.bridge_name(own.segment.vni), plan.vxlan_name(own.segment.vni)
     forwarding = tools.query("bridge", "fdb", "show", "dev", vxlan)
     there = present(own, forwarding, tools.query("ip", "neighbour", "show", "dev", bridge))
-    needed = wanted(own, others)
+    needed = wanted(others)
     tools.batch("bridge", _forwarding(vxlan, there, needed))
     tools.batch("ip", _resolution(bridge, there, needed))
 
@@ -134,17 +126,17 @@ def follow(own: ClusterMember, others: Collection[ClusterMember]) -> None:
 def _forwarding(vxlan: str, there: Entries, needed: Entries) -> Iterator[Command]:
     """Wrong entries are removed first: a MAC address has one entry."""
     for mac, address, vni in sorted(there.remote - needed.remote):
-        yield ("fdb", "del", mac, "dev", vxlan, "self", "dst", address, "vni", str(vni))
+        yield entries.remove_remote(vxlan, mac, address, vni)
     for mac in sorted(there.ports - needed.ports):
-        yield ("fdb", "del", mac, "dev", vxlan, "master")
+        yield entries.remove_port(vxlan, mac)
     for mac, address, vni in sorted(needed.remote - there.remote):
-        yield ("fdb", "add", mac, "dev", vxlan, "self", "static", "dst", address, "vni", str(vni))
+        yield entries.add_remote(vxlan, mac, address, vni)
     for mac in sorted(needed.ports - there.ports):
-        yield ("fdb", "add", mac, "dev", vxlan, "master", "static")
+        yield entries.add_port(vxlan, mac)
 
 
 def _resolution(bridge: str, there: Entries, needed: Entries) -> Iterator[Command]:
     for address, _ in sorted(there.neighbours - needed.neighbours):
-        yield ("neighbour", "del", address, "dev", bridge)
+        yield entries.remove_neighbour(bridge, address)
     for address, mac in sorted(needed.neighbours - there.neighbours):
-        yield ("neighbour", "add", address, "lladdr", mac, "dev", bridge, "nud", "permanent")
+        yield entries.add_neighbour(bridge, address, mac)

@@ -210,6 +210,16 @@ def hold(generation: Generation, segment: NodeSegment, peers: Sequence[str]) -> 
         return ref
 
 
+def replace(generation: Generation, segment: NodeSegment, peers: Sequence[str]) -> process.ProcessRef:
+    """Make the tables and their copies, also in place of others; the process that has the copies.
+
+    Raises:
+        NodeError: nftables refuses.
+    """
+    apply(generation, segment, peers)
+    return hold(generation, segment, peers)
+
+
 def holding(
     generation: Generation, segment: NodeSegment, peers: Sequence[str]
 ) -> AbstractContextManager[process.ProcessRef]:

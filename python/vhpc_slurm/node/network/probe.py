@@ -76,8 +76,7 @@ def _try(what: str) -> None:
     node = NodeSegment(_VNI, 7634, "192.0.2.1", plan.bridge_name(_VNI), plan.vxlan_name(_VNI), through)
     segment.make_devices(_GENERATION, node, taps, _MTU)
     if firewall.available():
-        firewall.apply(_GENERATION, node, (peer,))
-        process.end(firewall.hold(_GENERATION, node, (peer,)))
+        process.end(firewall.replace(_GENERATION, node, (peer,)))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from ipaddress import ip_address
 
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
 from vhpc_slurm.model import Generation, GuestInterface, Lease, NodePlan, NodeSegment
-from vhpc_slurm.node.network import firewall, plan, tools, tunnel, udp_port
+from vhpc_slurm.node.network import entries, firewall, plan, tools, tunnel, udp_port
+from vhpc_slurm.node.network.entries import Command
 
 LEAST_MTU = 1280
-Command = tuple[str, ...]
 
 CLOSED = ("learning", "off", "flood", "off", "mcast_flood", "off", "mcast_router", "0", "locked", "on")
 """Settings of every port.  Unknown destinations are dropped, and so are sources without an entry."""
@@ -190,9 +190,9 @@ def _check_ports(segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> 
 
 def _forwarding(segment: NodeSegment, around: Sequence[plan.Neighbour]) -> Iterator[Command]:
     for one in around:
-        yield ("fdb", "add", one.mac, "dev", one.tap or segment.vxlan, "master", "static")
+        yield entries.add_port(one.tap or segment.vxlan, one.mac)
         if one.via:
-            yield ("fdb", "add", one.mac, "dev", segment.vxlan, "self", "static", "dst", one.via)
+            yield entries.add_remote(segment.vxlan, one.mac, one.via)
 
 
 def _flooding(segment: NodeSegment, peers: Sequence[str]) -> Iterator[Command]:
@@ -205,10 +205,7 @@ def _resolution(segment: NodeSegment, around: Sequence[plan.Neighbour]) -> Itera
     for one in around:
         if one.via:
             for address in (one.ipv4, one.ipv6):
-                yield (
-                    *("neighbour", "add", address, "lladdr", one.mac, "dev", segment.bridge),
-                    *("nud", "permanent"),
-                )
+                yield entries.add_neighbour(segment.bridge, address, one.mac)
 
 
 def _up(segment: NodeSegment, interfaces: Sequence[GuestInterface]) -> Iterator[Command]:
@@ -232,8 +229,7 @@ def forget(lease: Lease, node: str, left: Collection[str], others: Sequence[str]
     assert segment is not None
     if firewall.available():
         peers = (*plan.peers(lease, node, left), *others)
-        firewall.apply(lease.generation, segment, peers)
-        firewall.hold(lease.generation, segment, peers)
+        firewall.replace(lease.generation, segment, peers)
     gone = [one for one in plan.neighbours(lease, node) if one.node in left]
     macs, nodes = {one.mac for one in gone}, {one.via for one in gone}
     tools.batch("bridge", _forwarding_removal(segment, macs, nodes))
@@ -253,15 +249,20 @@ def _forwarding_removal(
     found: set[Command] = set()
     for one in tools.query("bridge", "fdb", "show", "dev", segment.vxlan):
         if one["mac"] in macs or one.get("dst") in nodes:
-            where = ("self", "dst", str(one["dst"])) if "dst" in one else ("master",)
-            found.add(("fdb", "del", str(one["mac"]), "dev", segment.vxlan, *where))
+            mac = str(one["mac"])
+            via = one.get("dst")
+            found.add(
+                entries.remove_port(segment.vxlan, mac)
+                if via is None
+                else entries.remove_remote(segment.vxlan, mac, str(via))
+            )
     yield from sorted(found)
 
 
 def _resolution_removal(segment: NodeSegment, macs: Collection[str]) -> Iterator[Command]:
     for one in tools.query("ip", "neighbour", "show", "dev", segment.bridge):
         if one.get("lladdr") in macs:
-            yield ("neighbour", "del", str(one["dst"]), "dev", segment.bridge)
+            yield entries.remove_neighbour(segment.bridge, str(one["dst"]))
 
 
 def found(vni: int | None = None) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from vhpc_slurm.node.guest.channel import ROOT_SOCKET, ChannelRefusedError, Gues
 from vhpc_slurm.node.guest.cluster import ClusterGuest, tell
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import plan
-from vhpc_slurm.node.network.cluster import cluster_name
+from vhpc_slurm.node.network.cluster import living
 from vhpc_slurm.node.resource.domain import Domain, DomainData
 from vhpc_slurm.node.resource.process import Process, ProcessData
 from vhpc_slurm.node.store import journal
@@ -154,11 +154,8 @@ def _members(known: Membership) -> list[ClusterMember]:
 
 
 def _guests_of(member: ClusterMember) -> Iterator[ClusterGuest]:
-    for rank, guest in enumerate(plan.members(member)):
-        if rank not in member.gone:
-            ipv4, ipv6 = plan.addresses(member.segment, rank)
-            name = cluster_name(guest.hostname, member)
-            yield ClusterGuest(name, member.generation.job_id, ipv4, ipv6, guest.slots)
+    for one in living(member):
+        yield ClusterGuest(one.name, member.generation.job_id, *one.addresses, one.guest.slots)
 
 
 def _state(known: Membership) -> _State:

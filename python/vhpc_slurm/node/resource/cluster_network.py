@@ -31,7 +31,7 @@ class ClusterNetwork:
         with membership.changing(self._layout, self._generation.job_id):
             entries = journal.read_entries(self._layout.journals, self._generation)
             found = job_network.entry_of(entries).read(NetworkData)
-            self._accept(found, cluster.peers(known.own, known.others, found.local))
+            self._accept(found, cluster.peers(known.others, found.local))
             cluster.follow(known.own, known.others)
             membership.write(self._layout, self._generation.job_id, known)
 
@@ -40,7 +40,5 @@ class ClusterNetwork:
         if around == self._accepted or not firewall.available():
             return
         self._accepted = None
-        peers = (*found.peers, *around)
-        firewall.apply(self._generation, found.segment(), peers)
-        firewall.hold(self._generation, found.segment(), peers)
+        firewall.replace(self._generation, found.segment(), (*found.peers, *around))
         self._accepted = around

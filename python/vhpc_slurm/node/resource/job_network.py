@@ -152,7 +152,7 @@ class JobNetwork(GuestNetwork):
             make = firewall.hold if copy else firewall.apply
             found = entry.read(NetworkData)
             with membership.changing(layout, generation.job_id) as known:
-                others = () if known is None else cluster.peers(known.own, known.others, found.local)
+                others = () if known is None else cluster.peers(known.others, found.local)
                 make(generation, found.segment(), (*found.peers, *others))
 
     def unprotect(self, generation: Generation, index: int) -> None:

@@ -90,7 +90,7 @@ def filled(store: SqlStore, jobs: int = 3) -> None:
             member = ClusterMember(generation, segment, (SegmentPart(generation, ("n1",), (2,), 3),))
             store.clusters.add(cluster.serial, member, 3)
             store.clusters.join(generation, "host", "üser")
-            store.clusters.lose(generation, (0, 2), 0.7)
+            store.clusters.set_gone(generation, (0, 2))
             store.keys.add(an_assignment(job, pkey=0x1000 + job, left_s=1 / 3))
             store.segments.add(5000 + job, generation, Generation(job + 1000, 0, "0" * 8))
         store.keys.update([an_assignment(1, pkey=0x1001, state=KeyState.QUARANTINE, left_s=1e-300, note="ü")])

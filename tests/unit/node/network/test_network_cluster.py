@@ -122,6 +122,23 @@ def test_a_guest_that_has_ended_is_removed_alone(site: Site) -> None:
     assert arrives(one, site.two.guests[1])
 
 
+@pytest.mark.promise("cluster.silent")
+def test_a_silent_node_is_removed_and_comes_back(site: Site) -> None:
+    site.meet()
+    good = site.one.state
+    site.one.follow(member_of(site.two.lease, 0, 1), member_of(site.three.lease), version=2)
+    assert site.one.state[2] == set(), "the firewall does not accept frames from n2"
+    assert not any("dst 192.0.2.2" in line for line in site.one.state[0])
+    one, two, three = (part.guests[0] for part in (site.one, site.two, site.three))
+    assert not arrives(one, two)
+    two.send(one.mac, TEST, PAYLOAD)  # n2 cannot be told
+    assert one.heard(ours, QUIET_S) == []
+    assert arrives(one, three)
+    site.one.follow(member_of(site.two.lease), member_of(site.three.lease), version=3)
+    assert site.one.state == good
+    assert arrives(two, one)
+
+
 def test_what_is_there_already_is_not_touched(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.meet()
     sent: list[str] = []
@@ -191,7 +208,7 @@ def test_a_lost_firewall_is_made_with_all_members(site: Site, n1: Host) -> None:
     assert site.one.state == good
 
 
-def test_a_firewall_that_is_being_made_anew_is_not_lost(
+def test_tables_that_a_follower_replaces_are_no_finding(
     site: Site, n1: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.meet()
@@ -200,14 +217,6 @@ def test_a_firewall_that_is_being_made_anew_is_not_lost(
     with inside(n1.namespace):
         assert [found for found in network_findings(site.one.layout) if "VNI 5001" in found.what] == []
     assert first == [], "the copies were missing at the first look"
-
-
-def test_a_node_of_another_ip_version_is_left_out(site: Site) -> None:
-    other = member_lease(5, 5005, "n2", first=9, version=6)
-    before = site.one.state
-    site.one.follow(member_of(other))
-    assert site.one.state == before
-    assert [one.generation for one in site.one.known.others] == [other.generation]
 
 
 def test_numbers_go_on_from_the_first_of_the_member() -> None:
