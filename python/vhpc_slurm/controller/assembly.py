@@ -99,7 +99,7 @@ def assemble(
             changes.notify(of_cluster(serial))
 
     executor = LeaseExecutor(writer, leases.lifecycle, scheduler, changed)
-    starting = Starting(leases, executor, scheduler, watch, config, locate, slurm.may_requeue, changes)
+    starting = Starting(leases, executor, scheduler, watch, config, locate, slurm, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
     timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
     operating = Operating(leases.operator, executor, batches, thread)
@@ -110,7 +110,7 @@ def assemble(
             starting,
             operating,
             checkpoints,
-            Clustering(leases, executor, changes),
+            Clustering(leases, executor, changes, config.policy),
             watch,
             choice.name(config),
             standbys=bool(settings.backup_hosts),
