@@ -97,8 +97,8 @@ class Ctld:
     def standing(self, user: str) -> Standing:
         return Standing()
 
-    def accounts(self, user: str) -> tuple[str, ...]:
-        return self.associations.get(user, ())
+    def accounts(self, user: str, account: str = "") -> tuple[str, ...]:
+        return tuple(one for one in self.associations.get(user, ()) if account in ("", one))
 
 
 class Vhpcd(SimpleNamespace):

@@ -57,7 +57,7 @@ def test_a_job_needs_an_association_of_its_user(tmp_path: Any) -> None:
         )
         assert (await job(vhpcd, 3, user="bob", uid=BOB, cluster="dask")).state is LeaseState.READY
 
-        def down(_user: str) -> tuple[str, ...]:
+        def down(_user: str, _account: str = "") -> tuple[str, ...]:
             raise SlurmError("scontrol failed")
 
         vhpcd.ctld.accounts = down  # type: ignore[method-assign]  # slurmctld that does not answer
@@ -146,7 +146,7 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
         ]
         failing = Ctld()
 
-        def down(_user: str) -> tuple[str, ...]:
+        def down(_user: str, _account: str = "") -> tuple[str, ...]:
             raise SlurmError("scontrol failed")
 
         failing.accounts = down  # type: ignore[method-assign]  # as above
