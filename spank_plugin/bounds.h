@@ -14,7 +14,7 @@ enum {
     VHPC_MOUNT_POINT_MAX = 255, /* bytes of a directory of guests on which something is mounted */
     VHPC_MOUNTS_MAX = 16,       /* folders in a value of --vhpc-mount */
     VHPC_CHECKPOINT_MAX = 64,   /* bytes of the name of a checkpoint */
-    VHPC_CLUSTER_MAX = 64,      /* bytes of the name of a cluster */
+    VHPC_CLUSTER_MAX = 64,      /* bytes of the name of a cluster, and of an account before it */
     VHPC_IMAGE_PART_MAX = 64,   /* bytes of the name, and of the tag, of an image */
     VHPC_DIGEST_DIGITS = 64,    /* of an image: sha256 in hexadecimal */
 };

@@ -311,18 +311,28 @@ static bool parse_checkpointname(const struct vhpc_option *option, const char *t
     return true;
 }
 
-/* NAME[:keep] */
+/* Bytes at the beginning of a text that are a name of these characters; 0: none, or too many. */
+static size_t cluster_part(const char *text, const char *allowed)
+{
+    size_t length = strspn(text, allowed);
+
+    return length > VHPC_CLUSTER_MAX || strchr("._-", text[0]) != NULL ? 0 : length;
+}
+
+/* [ACCOUNT/]NAME[:keep] */
 static bool parse_clustername(const struct vhpc_option *option, const char *text,
                               char value[VHPC_VALUE_SIZE], const char **why)
 {
-    static const char allowed[] =
+    static const char of_accounts[] = "abcdefghijklmnopqrstuvwxyz0123456789._-";
+    static const char of_names[] =
         "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
-    size_t length = strspn(text, allowed);
+    size_t account = cluster_part(text, of_accounts);
+    const char *name = account > 0 && text[account] == '/' ? text + account + 1 : text;
+    size_t length = cluster_part(name, of_names);
 
     (void)option;
     (void)why;
-    if (length == 0 || length > VHPC_CLUSTER_MAX || strchr("_-", text[0]) != NULL ||
-        (text[length] != '\0' && strcmp(text + length, ":keep") != 0))
+    if (length == 0 || (name[length] != '\0' && strcmp(name + length, ":keep") != 0))
         return false;
     memcpy(value, text, strlen(text) + 1);
     return true;

@@ -119,12 +119,21 @@ int cluster_add_key(struct cluster_keys *keys, const char *prefix, const struct 
     return rc;
 }
 
-static bool is_cluster_name(const char *name)
+#define NAME_BYTES "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+
+/* Bytes at the beginning of a text that can be a name; 0 if it begins with a mark. */
+static size_t name_length(const char *text, const char *allowed)
 {
-    static const char allowed[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-";
-    return name[0] != '\0' && name[0] != '_' && name[0] != '-' &&
-           name[strspn(name, allowed)] == '\0';
+    return strchr("._-", text[0]) != NULL ? 0 : strspn(text, allowed);
+}
+
+/* NAME or ACCOUNT/NAME */
+static bool is_cluster_name(const char *text)
+{
+    size_t account = name_length(text, NAME_BYTES ".");
+    const char *name = account > 0 && text[account] == '/' ? text + account + 1 : text;
+    size_t length = name_length(name, NAME_BYTES);
+    return length > 0 && name[length] == '\0';
 }
 
 static int check(const struct cluster_want *want, char *text, size_t size)

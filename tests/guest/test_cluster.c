@@ -68,7 +68,7 @@ static int add_key(struct cluster_keys *keys, const char *key)
 
 static struct cluster_want good(void)
 {
-    struct cluster_want want = {.name = "exam", .job = 1300, .uid = 2001};
+    struct cluster_want want = {.name = "phys.2/exam", .job = 1300, .uid = 2001};
     assert_int_equal(add(&want, &FIRST), 0);
     assert_int_equal(add(&want, &SECOND), 0);
     return want;
@@ -150,7 +150,8 @@ static void what_is_no_key_is_refused(void **state)
 
 static void a_refused_request_changes_nothing(void **state)
 {
-    static const char *const names[] = {"", "-exam", "ex.am", "ex am", "_exam"};
+    static const char *const names[] = {"",         "-exam", "ex.am", "ex am", "_exam",
+                                        "a/b/exam", "a/",    "/exam", "a/-b",  "a/ex.am"};
     struct agent a = {.cluster_folder = inner};
     struct cluster_want want = good();
     char text[256] = "";
@@ -196,7 +197,7 @@ static void programs_learn_their_cluster(void **state)
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(spec.envc, 3);
-    assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_NAME"), "exam");
+    assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_NAME"), "phys.2/exam");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_JOB"), "1300");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_HOSTFILE"),
                         "/run/vhpc/cluster/hostfile");

@@ -113,3 +113,23 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
     own_words = udp[:8] + b"genuine"
     raw.send(b"\\xff" * 6 + own + b"\\x08\\0" + ip + own_words)
 """
+
+# Runs as root of a guest: raw frames with a mark to a MAC address, from its own address and from OTHERS.
+RAW = """
+import socket, sys
+mark, to, *others = sys.argv[1:]
+with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+    raw.bind(("vhpc0", 0))
+    for source in (raw.getsockname()[4], *map(bytes.fromhex, others)):
+        raw.send(bytes.fromhex(to) + source + b"\\x88\\xb5" + mark.encode() + b"." * 40)
+"""
+
+
+def mac(vni: int, rank: int) -> bytes:
+    """The address that docs/network.md defines."""
+    return bytes([6, *vni.to_bytes(3, "big"), *rank.to_bytes(2, "big")])
+
+
+def vxlan(vni: int, frame: bytes) -> str:
+    """A frame with the header of VXLAN, in hexadecimal."""
+    return (b"\x08\0\0\0" + vni.to_bytes(3, "big") + b"\0" + frame).hex()

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 from cluster import IMAGE, NODES, Job, Lab
-from frames import SEND, SNIFF, SPOOF
+from frames import SEND, SNIFF, SPOOF, mac, vxlan
 from injection import let_go, until
 from lab_job import LabJob
 
@@ -30,15 +30,6 @@ def vni_of(lab: Lab, node: str = "n1") -> set[int]:
     """VNIs of the bridges on a node."""
     names = lab.run(node, "ip", "-o", "link").out
     return {int(number) for number in re.findall(r"\bvhpcb([0-9]+)", names)}
-
-
-def mac(vni: int, rank: int) -> bytes:
-    """The address that docs/network.md defines."""
-    return bytes([6, *vni.to_bytes(3, "big"), *rank.to_bytes(2, "big")])
-
-
-def vxlan(vni: int, frame: bytes) -> str:
-    return (b"\x08\0\0\0" + vni.to_bytes(3, "big") + b"\0" + frame).hex()
 
 
 def traces(lab: Lab) -> list[str]:

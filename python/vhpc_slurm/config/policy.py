@@ -35,6 +35,8 @@ DiskMib = Annotated[int, msgspec.Meta(ge=MIN_DISK_MIB, le=MAX_SIZE_MIB)]
 MostDiskMib = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE_MIB)]
 VfCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_VFS)]
 CheckpointMib = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+ClusterGuests = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+KeptDays = Annotated[int, msgspec.Meta(ge=0, le=3650)]
 BootSeconds = Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_S)]
 
 
@@ -85,6 +87,28 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         documented("permitted values of --vhpc-batch; host leaves the batch script on the node itself"),
         msgspec.Meta(min_length=1),
     ] = ("guest", "host")
+    account_clusters: Annotated[
+        Literal["none", "join", "create"],
+        documented(
+            "whether jobs may be in clusters of their account, by --vhpc-cluster=ACCOUNT/NAME. Users of the "
+            "account share such a network. join: if the cluster exists; create: they make, keep and remove "
+            "it, too. Without a rule they may not. vhpcd asks slurmctld for the accounts of the user"
+        ),
+    ] = "none"
+    max_cluster_guests: Annotated[
+        ClusterGuests | None,
+        documented(
+            "a job does not join a cluster that would have more guests with it; absent: as many as "
+            "network.ipv4 has addresses"
+        ),
+    ] = None
+    max_cluster_kept_days: Annotated[
+        KeptDays | None,
+        documented(
+            "how long a cluster without jobs is kept at most, by :keep or vhpc cluster create; 0: not at "
+            "all; absent: until it is removed"
+        ),
+    ] = None
     max_guests_per_node: Annotated[
         GuestCount | None,
         documented("largest --vhpc-guests-per-node; absent: 64"),

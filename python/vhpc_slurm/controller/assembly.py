@@ -101,11 +101,11 @@ def assemble(
             changes.notify(of_cluster(serial))
 
     executor = LeaseExecutor(writer, leases.lifecycle, scheduler, changed)
-    starting = Starting(leases, executor, scheduler, watch, config, locate, slurm.may_requeue, changes)
+    starting = Starting(leases, executor, scheduler, watch, config, locate, slurm, changes)
     checkpoints = Checkpointing(leases, executor, slurm, changes)
     timed = TimedCheckpoints(config, slurm, leases, executor, checkpoints.save)
     operating = Operating(leases.operator, executor, batches, thread)
-    clusters = Clustering(leases, executor, changes)
+    clusters = Clustering(leases, executor, changes, config.policy)
     return Assembly(
         requests=Requests(
             leases,

@@ -33,7 +33,7 @@ class ClusterCalls(Exchange):
         return self._ask(body, messages.RosterAnswer, wait_s, keep=True).roster
 
     def clusters(self) -> tuple[Cluster, ...]:
-        """The clusters of this user, of all users for root and SlurmUser, oldest first."""
+        """Clusters of this user and of the user's accounts, oldest first; operators and root get all."""
         found: list[Cluster] = []
         after: int | None = 0
         while after is not None:
@@ -57,10 +57,12 @@ class ClusterCalls(Exchange):
         return tuple(found)
 
     def keep_cluster(self, name: str, for_s: float | None = None) -> Cluster:
-        """Make a cluster of this user, or keep one, for so long without jobs; None: until it is removed.
+        """Make a cluster of this user or an account, or keep one, for so long without jobs.
+
+        None: as long as the policy permits, without limits until it is removed.
 
         Raises:
-            UserError: the name is incorrect, or the user keeps too many clusters.
+            UserError: the name is incorrect, the policy does not permit it, or there are too many.
         """
         if not is_cluster_name(name):
             raise UserError(f"{name[:80]!r} is not the name of a cluster", CLUSTER.grammar.expected)
@@ -70,6 +72,6 @@ class ClusterCalls(Exchange):
         """Remove a cluster without jobs; returns it.
 
         Raises:
-            UserError: there is no such cluster of this user, or it has jobs.
+            UserError: there is no such cluster of this user, it has jobs, or the policy does not permit it.
         """
         return self._ask(messages.RemoveCluster(cluster=serial), messages.ClusterAnswer).cluster

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named clusters: jobs whose guests form one private network.
+"""Named clusters: jobs of a user, or of an account, whose guests form one private network.
 
 Each job (a *member*) keeps its own segment with its own VNI. The nodes of the other members send
 to it with that VNI, so a member that ends takes its VNI with it, and the others are not touched.
@@ -20,7 +20,7 @@ class ClusterMember(Record, frozen=True):
         segment: of the job.
         parts: guests on the segment.
         host_public: public key of the guests' ssh servers, one line; empty: they have none.
-        user_public: public key of the job's user in these guests.
+        user_public: public key of the job's user in these guests; empty for members of other users.
         gone: ranks of guests that have ended before the job, or whose node is silent.
     """
 
@@ -59,8 +59,8 @@ class Cluster(Record, frozen=True):
 
     Attributes:
         serial: its number in vhpcd's database.
-        name: that its user has given.
-        uid: of the user.
+        name: that its user has given; ACCOUNT/NAME if it belongs to all users of an account.
+        uid: of the user, or of who made it for the account.
         created: seconds since the epoch.
         kept: it stays while it has no jobs.
         until: end of that, in seconds since the epoch; None: until the user removes it.
@@ -79,10 +79,14 @@ class Cluster(Record, frozen=True):
 
 
 class ClusterJob(Record, frozen=True):
-    """A member as the cluster's user sees it; ``joined``: the guests of the others know it."""
+    """A member as users of the cluster see it.
+
+    ``joined``: the guests of the others know it; ``uid`` is that of its job.
+    """
 
     member: ClusterMember
     joined: bool
+    uid: int | None = None
 
 
 class Roster(Record, frozen=True):

@@ -303,11 +303,15 @@ class Viewer(Record, frozen=True):
         uid: the user's own jobs.
         accounts: also all jobs of these accounts, which the user coordinates.
         everything: all jobs: an operator or administrator of Slurm.
+        user: name of the user; empty: Slurm has not been asked, or does not answer.
+        member_of: accounts of the user's associations, which permit no look at the jobs of others.
     """
 
     uid: int
     accounts: tuple[str, ...] = ()
     everything: bool = False
+    user: str = ""
+    member_of: tuple[str, ...] = ()
 
     def sees(self, request: JobRequest) -> bool:
         """Whether answers may have this job."""

@@ -32,7 +32,14 @@ from vhpc_slurm.options.declared import (
     BatchPlace,
 )
 from vhpc_slurm.options.environment import parse_environment
-from vhpc_slurm.options.grammars import CHECKPOINT_NAME, CLUSTER_NAME, ValueRefusedError, is_cluster_name
+from vhpc_slurm.options.grammars import (
+    CHECKPOINT_NAME,
+    CLUSTER_NAME,
+    ValueRefusedError,
+    cluster_account,
+    is_cluster_name,
+    parse_cluster,
+)
 from vhpc_slurm.options.mountpoint import Mount, mount_point_refusal, parse_mounts
 from vhpc_slurm.options.option import Limit, Option
 from vhpc_slurm.options.saving import CHECKPOINT, RESUME, SAVE
@@ -67,8 +74,10 @@ __all__ = [
     "Mount",
     "Option",
     "ValueRefusedError",
+    "cluster_account",
     "is_cluster_name",
     "mount_point_refusal",
+    "parse_cluster",
     "parse_environment",
     "parse_mounts",
 ]

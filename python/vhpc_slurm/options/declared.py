@@ -199,14 +199,16 @@ NETWORK = Option(
 CLUSTER = Option(
     "cluster",
     ClusterName(),
-    "NAME[:keep]",
-    usage="one private network for all running jobs of yours with this name",
+    "[ACCOUNT/]NAME[:keep]",
+    usage="one private network for all running jobs of yours, or of an account, with this name",
     detail=(
         "The guests of all running jobs of the user with the same NAME are on one private network: they "
-        "reach each other over IPv4 and IPv6, by names and by ssh. A guest is called HOSTNAME-jJOBID there, "
-        "as in n1-j1234, beside its name in its own job. The first job makes the cluster, others join it "
-        "when they start, and it ends with the last one; with :keep its name stays until it is removed by "
-        "`vhpc cluster rm`. So Dask, Ray or Spark grow by workers that are jobs of their own, and shrink by "
+        "reach each other over IPv4 and IPv6, by names and by ssh. With ACCOUNT/NAME they are those of all "
+        "users of the job's account, if the policy of the site permits it; ssh leads only to guests of jobs "
+        "of the same user. A guest is called HOSTNAME-jJOBID there, as in n1-j1234, beside its name in its "
+        "own job. The first job makes the cluster, others join it when they start, and it ends with the "
+        "last one; with :keep its name stays until it is removed by `vhpc cluster rm`, or as long as the "
+        "policy permits. So Dask, Ray or Spark grow by workers that are jobs of their own, and shrink by "
         "their end. Without --vhpc-network the option implies job. Not with multicast, --vhpc-checkpoint "
         "or --vhpc-resume, nor where the site encrypts job networks."
     ),

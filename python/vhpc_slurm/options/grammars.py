@@ -25,9 +25,10 @@ _VARIABLE = re.compile(
     r"(?!(HOME|LOGNAME|OLDPWD|PWD|USER)(=|\Z)|PMI|SLURM|VHPC_)[A-Za-z_][A-Za-z0-9_]*(=|\Z)", re.ASCII
 )
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
-CLUSTER_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
-"""A regular expression for names of clusters."""
-_CLUSTER = re.compile(CLUSTER_NAME + r"(:keep)?\Z", re.ASCII)
+CLUSTER_NAME = r"([a-z0-9][a-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+"""A regular expression for names of clusters; one of an account begins with it, as Slurm writes it."""
+KEEP = ":keep"
+_CLUSTER = re.compile(rf"{CLUSTER_NAME}({KEEP})?\Z", re.ASCII)
 _BREAKS = "\u2028\u2029"
 
 
@@ -301,11 +302,11 @@ class CheckpointName(Grammar):
 
 
 class ClusterName(Grammar):
-    """The name of a cluster, and whether it is kept."""
+    """The name of a cluster, of the user or of an account, and whether it is kept."""
 
     expected = (
-        "the name of a cluster is expected: letters, digits, '_' and '-', at most 64, which begin with a "
-        "letter or digit; after it :keep may follow"
+        "[ACCOUNT/]NAME[:keep] is expected: letters, digits, '_' and '-', at most 64, which begin with a "
+        "letter or digit; before it an account in lower case, as sacctmgr shows it"
     )
 
     def parse(self, text: str) -> str:
@@ -313,6 +314,16 @@ class ClusterName(Grammar):
         if not _CLUSTER.match(text):
             raise ValueRefusedError(self.expected)
         return text
+
+
+def parse_cluster(value: str) -> tuple[str, bool]:
+    """The name in a value of --vhpc-cluster, and whether the cluster is kept."""
+    return value.removesuffix(KEEP), value.endswith(KEEP)
+
+
+def cluster_account(name: str) -> str:
+    """The account that a cluster belongs to, by its name; empty if it is a user's."""
+    return name.rpartition("/")[0]
 
 
 def is_cluster_name(text: str) -> bool:

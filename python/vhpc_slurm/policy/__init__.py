@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Permissions of a site: rules by partition, account, QOS and user, and signatures of images.
 
-``rules`` decides and touches no file, as do ``limits`` and ``defaults``; ``signatures`` asks
+``rules`` decides and touches no file, as do ``limits``, ``clusters`` and ``defaults``; ``signatures`` asks
 ssh-keygen(1) who has signed; ``check`` puts rules and signatures together. vhpcd asks before
 it makes a lease, and nodes ask which folders guests see. Does not know leases and nodes.
 """

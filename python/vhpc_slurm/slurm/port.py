@@ -233,6 +233,13 @@ class Slurm(Protocol):
     def admin_level(self, user: str) -> str:
         """Return a user's AdminLevel in slurmdbd: None, Operator, Administrator; "None" if unknown."""
 
+    def accounts(self, user: str, account: str = "") -> tuple[str, ...]:
+        """Return the accounts of this cluster that a user has associations with; only ``account``, if given.
+
+        slurmctld is asked: it has them also while slurmdbd is away. None of them where this user may not see
+        them (PrivateData=users), or without slurmdbd.
+        """
+
     def standing(self, user: str) -> Standing:
         """Return what slurmdbd says of a user; one query of slurmdbd."""
 

@@ -198,6 +198,13 @@ class Scontrol:
             return Standing()
         return Standing(found[1], tuple(name for name in found[2].split(",") if name))
 
+    def accounts(self, user: str, account: str = "") -> tuple[str, ...]:
+        """Accounts of a user's associations, by ``scontrol show assoc_mgr``; its output may be long."""
+        only = (f"accounts={account}",) if account else ()
+        known = self._run("scontrol", "show", "assoc_mgr", f"users={user}", *only, "flags=assoc")
+        row = rf"^ClusterName=\S+ Account=(\S+) UserName={re.escape(user)}\(\d+\) "
+        return tuple(dict.fromkeys(re.findall(row, known, re.MULTILINE)))
+
     def drain(self, node: str, reason: str) -> None:
         """Drain a node, by ``scontrol update``."""
         self._run(

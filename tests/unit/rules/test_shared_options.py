@@ -37,7 +37,7 @@ from vhpc_slurm.options import (
 from vhpc_slurm.options.grammars import ValueRefusedError, Words
 from vhpc_slurm.options.mountpoint import MOUNT_POINT_MAX, PLACES, TREES, mount_point_refusal
 from vhpc_slurm.options.option import Option
-from vhpc_slurm.policy import QUOTAS
+from vhpc_slurm.policy import QUOTAS, clusters
 
 PROBE = """
 #include <stdio.h>
@@ -204,6 +204,7 @@ def test_moments_of_checkpoints_are_the_same(plugin: Plugin) -> None:
 
 def test_names_of_clusters_are_the_same(plugin: Plugin) -> None:
     good = ["a", "0", "Dask-1_x", "a:keep", "x" * 64, "x" * 64 + ":keep"]
+    good += ["a/B", "phys.2-a_b/Dask:keep", "x" * 64 + "/" + "x" * 64]
     bad = [
         "",
         "-a",
@@ -219,7 +220,8 @@ def test_names_of_clusters_are_the_same(plugin: Plugin) -> None:
         "a\n",
         "x" * 65,
     ]
-    bad += ["a/b", "a,b", "x" * 65 + ":keep"]
+    bad += ["a,b", "x" * 65 + ":keep", "A/b", "a/", "/b", "a/b/c", "a/b.c", ".a/b", "a/_b", "../b", "a b/c"]
+    bad += ["x" * 65 + "/b", "a/" + "x" * 65, "a:keep/b", "a/:keep"]
     assert plugin(CLUSTER, *good) == good
     assert [read(CLUSTER, text) for text in good] == [{"cluster": text} for text in good]
     assert all(line.startswith(REFUSED) for line in plugin(CLUSTER, *bad))
@@ -264,7 +266,7 @@ def test_options_have_fields_of_the_request_and_keys_of_rules() -> None:
     assert set(fields) <= WITHOUT_OPTIONS.keys()
     assert set(LIMITED) == {option for option in OPTIONS if option.limit is not None}
     limits = {option.limit.key for option in LIMITED if option.limit is not None}
-    kept = {quota.key for quota in QUOTAS}
+    kept = {quota.key for quota in QUOTAS} | {key for key, _ in clusters.LIMITS.values()}
     assert {key for key in Rule.__struct_fields__ if key.startswith("max_")} <= limits | kept
     assert {key for key in Rule.__struct_fields__ if key.startswith("default_")} == {
         f"default_{field}" for option in DEFAULTED for field in option.fields

@@ -229,6 +229,30 @@ def test_the_standing_of_a_user_is_the_users_own(
     assert slurm.commands(site).standing("vhpc") == expected
 
 
+ASSOCIATIONS = """Current Association Manager state
+
+Association Records
+
+ClusterName=vhpc Account=root UserName= Partition= Priority=0 ID=1
+    SharesRaw/Norm/Level/Factor=1/0.00/1/0.00
+ClusterName=vhpc Account=users UserName= Partition= Priority=0 ID=3
+    ParentAccount=root(1) Lineage=/users/ DefAssoc=Yes
+ClusterName=vhpc Account=users UserName=alice(2001) Partition= Priority=0 ID=4
+    ParentAccount= Lineage=/users/0-alice/ DefAssoc=Yes
+    Comment=ClusterName=vhpc Account=comment UserName=alice(2001)
+ClusterName=vhpc Account=physics.2 UserName=alice(2001) Partition=main Priority=0 ID=9
+ClusterName=vhpc Account=physics.2 UserName=alice(2001) Partition=gpu Priority=0 ID=10
+ClusterName=vhpc Account=bio UserName=malice(2002) Partition= Priority=0 ID=11
+"""
+
+
+def test_the_accounts_of_a_user_are_those_of_associations(site: Config, tmp_path: Path) -> None:
+    (tmp_path / "prints").write_text(ASSOCIATIONS)
+    commands = slurm.commands(site)
+    assert commands.accounts("alice") == ("users", "physics.2")
+    assert commands.accounts("lice") == commands.accounts("root") == ()
+
+
 @pytest.mark.parametrize(
     ("gres", "name", "count"),
     [

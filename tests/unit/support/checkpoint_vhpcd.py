@@ -61,6 +61,7 @@ class Ctld:
         self.may = self.requeueable = True
         self.times: tuple[RunningJob, ...] | None = ()
         self.listed: tuple[JobStatus, ...] = ()
+        self.associations: dict[str, tuple[str, ...]] = {}
 
     def load(self, job_id: int) -> SlurmJob:
         if not self.known:
@@ -95,6 +96,9 @@ class Ctld:
 
     def standing(self, user: str) -> Standing:
         return Standing()
+
+    def accounts(self, user: str, account: str = "") -> tuple[str, ...]:
+        return tuple(one for one in self.associations.get(user, ()) if account in ("", one))
 
 
 class Vhpcd(SimpleNamespace):

@@ -9,6 +9,7 @@ from controller_lab import Alone
 from segment_site import Site, replace_network
 from store_backends import Place, open_at
 
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.wire_types import ReadyState
 from vhpc_slurm.fabric.backend import NetworkBackend, NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, Roster, SshKeys
@@ -24,7 +25,8 @@ class ClusterSite(Site):
 
     quarantine_s = 0.0
 
-    def __init__(self, database: Place, **network: Any) -> None:
+    def __init__(self, database: Place, policy: tuple[Rule, ...] = (), **network: Any) -> None:
+        self.policy = policy
         settings = {"vni_last": 7000, "default": "none", "quarantine_s": 0}
         self.fabric = self.make_fabric()
         super().__init__(database, replace_network(**(settings | network)))
@@ -41,10 +43,17 @@ class ClusterSite(Site):
             reserve_mib=0,
             quarantine_s=self.quarantine_s,
             job_network=self.network,
+            policy=self.policy,
             clock=lambda: 1e9 + self.now,
             steady=lambda: self.now,
         )
         self.clusters = self.service.leases.clusters
+
+    def refused(self, job_id: int, *nodes: str, cluster: str, **asked: Any) -> str:
+        """Why a job does not get a lease."""
+        lease = self.open(job_id, *nodes, cluster=cluster, **asked)
+        assert lease.state is LeaseState.REFUSED
+        return lease.refusal
 
     def member(self, job_id: int, *nodes: str, cluster: str = "dask", **asked: Any) -> Lease:
         """A job that has a lease and boots."""

@@ -28,6 +28,7 @@ from vhpc_slurm import record
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.leases import layer
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.controller.sync.audit import FabricAudit
@@ -271,8 +272,10 @@ class Alone:
         job_network: Network = Network(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
+        policy: tuple[Rule, ...] = (),
     ) -> None:
         config = Config(
+            policy=policy,
             guests=Guests(memory_reserve_mib=reserve_mib),
             fabric=Fabric(
                 quarantine_s=int(quarantine_s),

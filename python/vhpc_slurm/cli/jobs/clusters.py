@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 TIME = re.compile(r"([1-9][0-9]{0,4})([mhd])", re.ASCII)
 SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 SEE = "see: vhpc cluster ls"
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of one of your clusters.", show_default=False)
-]
+Name = Annotated[str, typer.Argument(metavar="[ACCOUNT/]NAME", help="Name of a cluster.", show_default=False)]
 User = Annotated[
     str | None,
     typer.Option("--user", metavar="USER", help="The cluster's user, for root.", show_default=False),
 ]
 
 GROUP = Group(
-    Verb("ls", "jobs.clusters:ls", "List your clusters; root and SlurmUser see those of all users."),
+    Verb("ls", "jobs.clusters:ls", "List clusters of yours and of your accounts; operators see all."),
     Verb("show", "jobs.clusters:show", "Show the jobs of a cluster, with the addresses of their guests."),
     Verb("create", "jobs.clusters:create", "Keep the name of a cluster, also while it has no jobs."),
     Verb("rm", "jobs.clusters:remove", "Remove a cluster that has no jobs."),
@@ -43,7 +41,7 @@ def ls(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """List your clusters; root and SlurmUser see those of all users."""
+    """List clusters of yours and of your accounts; operators see all."""
     known = leases.client(options.config()).clusters()
     found = [one for one in known if everything or one.jobs]
     if as_json:
@@ -84,22 +82,26 @@ def show(name: Name, user: User = None, as_json: Json = False) -> int:
     rows = [
         (
             str(one.member.generation.job_id),
+            context.user_name(cluster.uid if one.uid is None else one.uid),
             _state(one),
             output.node_list(one.member.segment_nodes),
             *_ranges(one.member),
         )
         for one in jobs
     ]
-    output.write_table(("JOB", "STATE", "NODES", "IPV4", "IPV6"), rows)
+    output.write_table(("JOB", "USER", "STATE", "NODES", "IPV4", "IPV6"), rows)
     return 0
 
 
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.", show_default=False)],
+    name: Name,
     time: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="TIME", help="So long: 30m, 12h or 7d; default: until rm.", show_default=False
+            "--for",
+            metavar="TIME",
+            help="So long: 30m, 12h or 7d; default: until rm, or as long as the policy permits.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -164,6 +166,7 @@ def _ranges(member: ClusterMember) -> Iterator[str]:
 def _job_json(job: ClusterJob) -> dict[str, Any]:
     return {
         "job": job.member.generation.job_id,
+        "user": None if job.uid is None else context.user_name(job.uid),
         "generation": str(job.member.generation),
         "state": _state(job),
         "nodes": list(job.member.segment_nodes),

@@ -24,6 +24,7 @@ from vhpc_slurm.policy import (
     Subject,
     bind_refusal,
     check_image,
+    clusters,
     mount_refusal,
     possible,
     shares_under,
@@ -34,8 +35,14 @@ from vhpc_slurm.policy.limits import refused
 NO_RULE = "no rule"
 LIMITS = {option: option.limit.key for option in LIMITED if option.limit is not None}
 """Keys of rules that limit options."""
-KEPT = {f"checkpoints of {quota.owner}": quota.key for quota in QUOTAS}
-"""Keys of rules that limit what stays after jobs."""
+KEPT = {f"checkpoints of {quota.owner}": (quota.key, "M") for quota in QUOTAS}
+"""Keys of rules that limit what stays after jobs, and the units of their values."""
+KEYS = (
+    *LIMITS.values(),
+    *(key for key, _ in (*KEPT.values(), *clusters.LIMITS.values())),
+    "account_clusters",
+)
+"""Keys of rules that are shown as they are."""
 JUDGED = tuple(option for option in OPTIONS if option is not IMAGE)
 Asked = Mapping[str, Any]
 """Values of options, by the field of ``JobRequest``."""
@@ -96,7 +103,11 @@ def _refusal(
 ) -> UserError | None:
     folders = shares_under(config, rule, asked.get("shares")).site
     disk_mount = asked.get("disk_mount", "")
-    if why := mount_refusal(disk_mount, folders) or bind_refusal(asked.get("mounts"), disk_mount, folders):
+    if why := (
+        mount_refusal(disk_mount, folders)
+        or bind_refusal(asked.get("mounts"), disk_mount, folders)
+        or clusters.job_refusal(rule, asked.get("cluster") or "")
+    ):
         return UserError(why)
     if rule is None:
         return None
@@ -239,7 +250,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "images": None if rule is None else rule.images,
         "signers": None if rule is None else rule.signers,
         "shares": None if rule is None else rule.shares,
-        **{key: None if rule is None else getattr(rule, key) for key in (*LIMITS.values(), *KEPT.values())},
+        **{key: None if rule is None else getattr(rule, key) for key in KEYS},
         "defaults": {
             option.field: [_default(one) for one in values] for option, values in verdict.defaults.items()
         },
@@ -292,9 +303,11 @@ def _limits(rule: Rule) -> str:
                 texts.append(f"{option.name}={permitted[0]}")
         elif permitted is not None:
             texts.append(f"{option.name}<={permitted}{option.unit}")
-    for words, key in KEPT.items():
+    if rule.account_clusters != "none":
+        texts.append(f"clusters of accounts={rule.account_clusters}")
+    for words, (key, unit) in (*KEPT.items(), *clusters.LIMITS.items()):
         if (most := getattr(rule, key)) is not None:
-            texts.append(f"{words}<={most}M")
+            texts.append(f"{words}<={most}{unit}")
     return ", ".join(texts)
 
 

@@ -45,9 +45,9 @@ class ListClusterJobs(Wire, frozen=True, tag="cluster-jobs"):
 
 
 class KeepCluster(Wire, frozen=True, tag="keep-cluster"):
-    """A user: make a cluster, or keep one, for so long without jobs; None: until it is removed."""
+    """A user: make a cluster, or keep one, for so long without jobs; None: as long as the site permits."""
 
-    name: Annotated[str, msgspec.Meta(pattern=f"^{CLUSTER_NAME}$")]
+    name: Annotated[str, msgspec.Meta(pattern=rf"^{CLUSTER_NAME}\Z")]
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about clusters: nodes ask who is in them, users list, keep and remove their own."""
+"""Requests about clusters: nodes ask who is in them, users list, keep and remove theirs."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.api import cluster_messages as messages
 from vhpc_slurm.controller.api import listing
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes, of_cluster
+from vhpc_slurm.controller.leases.cluster_access import ClusterAccess
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
-from vhpc_slurm.controller.store.clusters import StoredCluster
-from vhpc_slurm.errors import UserError
+from vhpc_slurm.controller.store.clusters import StoredCluster, StoredMember
 from vhpc_slurm.model import Cluster, ClusterJob, Generation, Roster, Viewer
 
 GATHER_S = 0.03
@@ -24,8 +26,11 @@ GATHER_S = 0.03
 class Clustering:
     """Belongs to the event loop."""
 
-    def __init__(self, leases: LeaseLayer, executor: LeaseExecutor, changes: Changes) -> None:
+    def __init__(
+        self, leases: LeaseLayer, executor: LeaseExecutor, changes: Changes, policy: Sequence[Rule] = ()
+    ) -> None:
         """``changes`` are told each job that all nodes know now, and tell of changes of clusters."""
+        self._access = ClusterAccess(policy)
         self._clusters = leases.clusters
         self._store = leases.store.clusters
         self._executor = executor
@@ -39,18 +44,17 @@ class Clustering:
         Raises:
             UserError: the request is refused.
         """
-        owner = None if viewer is None else uid
         match request:
             case messages.AskRoster():
                 return messages.RosterAnswer(roster=await self._roster(request))
             case messages.ListClusters():
-                return await self._page(request, owner)
+                return await self._page(request, viewer)
             case messages.ListClusterJobs():
-                return await self._jobs(request, owner)
+                return await self._jobs(request, viewer)
             case messages.KeepCluster():
-                return await self._keep(request, uid)
+                return await self._keep(request, uid, viewer)
             case messages.RemoveCluster():
-                return await self._remove(request, owner)
+                return await self._remove(request, viewer)
 
     async def _roster(self, request: messages.AskRoster) -> Roster:
         """Take the report of a node; the answer comes when there are changes, or after ``wait_s``."""
@@ -79,41 +83,45 @@ class Clustering:
         """
         await self._executor.write(self._clusters.lose, Generation.parse(generation), node)
 
-    async def _page(self, request: messages.ListClusters, owner: int | None) -> messages.ClusterPage:
+    async def _page(self, request: messages.ListClusters, viewer: Viewer | None) -> messages.ClusterPage:
+        uid = None if viewer is None or viewer.everything else viewer.uid
+
         def read() -> list[tuple[int, Cluster]]:
-            known = self._store.page(request.after, owner, listing.PAGE)
+            known = self._store.page(request.after, uid, listing.PAGE, self._access.accounts(viewer))
             return [(one.serial, self._shown(one)) for one in known]
 
         page, more = listing.fill(await self._executor.write(read), listing.PAGE)
         return messages.ClusterPage(clusters=page, more=more)
 
-    async def _jobs(self, request: messages.ListClusterJobs, owner: int | None) -> messages.ClusterJobPage:
+    async def _jobs(
+        self, request: messages.ListClusterJobs, viewer: Viewer | None
+    ) -> messages.ClusterJobPage:
         def read() -> list[tuple[int, ClusterJob]]:
-            cluster = self._store.get(request.cluster)
-            if cluster is None or (owner is not None and cluster.uid != owner):
-                raise UserError(
-                    f"there is no cluster of number {request.cluster}", "", "see: vhpc cluster ls"
-                )
+            cluster = self._access.seen(self._store.get(request.cluster), request.cluster, viewer)
             return [
-                (
-                    one.serial,
-                    ClusterJob(replace(one.member, host_public="", user_public=""), one.joined is not None),
-                )
+                (one.serial, _job(one))
                 for one in self._store.members(cluster.serial, request.after, listing.PAGE)
             ]
 
         page, more = listing.fill(await self._executor.write(read), listing.PAGE)
         return messages.ClusterJobPage(jobs=page, more=more)
 
-    async def _keep(self, request: messages.KeepCluster, uid: int) -> messages.ClusterAnswer:
+    async def _keep(
+        self, request: messages.KeepCluster, uid: int, viewer: Viewer | None
+    ) -> messages.ClusterAnswer:
+        for_s = self._access.kept_s(request.name, request.for_s, viewer)
+
         def keep() -> Cluster:
-            return self._shown(self._clusters.keep(uid, request.name, request.for_s))
+            return self._shown(self._clusters.keep(uid, request.name, for_s))
 
         return messages.ClusterAnswer(cluster=await self._executor.write(keep))
 
-    async def _remove(self, request: messages.RemoveCluster, owner: int | None) -> messages.ClusterAnswer:
+    async def _remove(self, request: messages.RemoveCluster, viewer: Viewer | None) -> messages.ClusterAnswer:
         def remove() -> Cluster:
-            return self._shown(self._clusters.remove(request.cluster, owner))
+            cluster = self._access.seen(self._store.get(request.cluster), request.cluster, viewer)
+            self._access.must_change(cluster, viewer)
+            self._clusters.remove(cluster)
+            return self._shown(cluster)
 
         return messages.ClusterAnswer(cluster=await self._executor.write(remove))
 
@@ -121,3 +129,7 @@ class Clustering:
         """A cluster as its user sees it; for the database thread."""
         jobs, guests = self._store.count(one.serial)
         return Cluster(one.serial, one.name, one.uid, one.created, one.kept, one.kept_until, jobs, guests)
+
+
+def _job(one: StoredMember) -> ClusterJob:
+    return ClusterJob(replace(one.member, host_public="", user_public=""), one.joined is not None, one.uid)

@@ -17,7 +17,15 @@ from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.changes import Changes, Key, of_cluster
 from vhpc_slurm.controller.api.components import Component, Components, LateError
-from vhpc_slurm.controller.leases import resuming, rules, savable, segments, ssh_keys, tunnel_keys
+from vhpc_slurm.controller.leases import (
+    cluster_rules,
+    resuming,
+    rules,
+    savable,
+    segments,
+    ssh_keys,
+    tunnel_keys,
+)
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.leases.opening import Wanted, check_saved, look_up
@@ -35,6 +43,8 @@ from vhpc_slurm.model import (
     TunnelKeyPairs,
     TunnelKeys,
 )
+from vhpc_slurm.options import cluster_account
+from vhpc_slurm.slurm.port import Slurm
 
 log = logging.getLogger("vhpcd")
 
@@ -55,13 +65,10 @@ class Starting:
         watch: IsolationWatch,
         config: Config,
         locate: Locate,
-        may_requeue: Callable[[int], bool],
+        slurm: Slurm,
         changes: Changes | None = None,
     ) -> None:
-        """``locate`` knows where nodes are, for job networks; ``changes`` are told of leases that change.
-
-        ``may_requeue`` asks Slurm whether it may put a job back into the queue.
-        """
+        """``locate`` knows where nodes are, for job networks; ``changes`` are told of leases that change."""
         self._leases = leases
         self._executor = executor
         self._scheduler = scheduler
@@ -69,7 +76,7 @@ class Starting:
         self._config = config
         self._network = config.network
         self._locate = locate
-        self._may_requeue = may_requeue
+        self._slurm = slurm
         self._components = Components()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._changes = changes or Changes()
@@ -134,8 +141,13 @@ class Starting:
         """A job with its image, and with its checkpoint if it continues one."""
         # The file system of the catalogue may hang, and so may Slurm: that must not stop the database thread.
         aside, write, opening = self._executor.aside, self._executor.write, self._leases.opening
-        if savable.is_asked(job) and not await aside(self._may_requeue, job.job_id):
+        if savable.is_asked(job) and not await aside(self._slurm.may_requeue, job.job_id):
             return Wanted(job, allocation, savable.NeverRequeuedError(job))
+        account = cluster_account(job.cluster or "")
+        if account == job.account != "" and account not in await aside(
+            self._slurm.accounts, job.user, account
+        ):
+            return Wanted(job, allocation, cluster_rules.NotOfAccountError(job))
         found = await write(opening.own, job, allocation) if job.restart else None
         if found is None and job.resume is None:
             return Wanted(job, allocation, await aside(look_up, self._config, job))

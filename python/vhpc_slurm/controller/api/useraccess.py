@@ -6,10 +6,10 @@ and administrators of Slurm all.  That is what Slurm shows with ``PrivateData=jo
 where a site does not set it.  Deputies, such as a web server that has authenticated its users,
 may ask what another user would be answered, and nothing more.  Operators and administrators also
 see alarms, devices in quarantine and the state of the fabric.  Users save their own jobs, and remove
-their own checkpoints.
+their own checkpoints.  Clusters of an account belong to all of its users.
 
-slurmctld is asked only about a job that its owner saves; slurmdbd is asked once for a user in
-``REMEMBERED_S``, and only if the user's own jobs are not the answer.
+slurmctld is asked about a job that its owner saves; it and slurmdbd are asked for a user's rights once in
+``REMEMBERED_S``, and only for requests about clusters, or if the user's own jobs are not the answer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from vhpc_slurm.controller.api import checkpoint_messages
+from msgspec.structs import replace
+
+from vhpc_slurm.controller.api import checkpoint_messages, cluster_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.requests import Answering, ByUsers
 from vhpc_slurm.controller.api.status_messages import AskTrouble
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Viewer
-from vhpc_slurm.slurm.port import Slurm
+from vhpc_slurm.slurm.port import Slurm, SlurmError
 
 log = logging.getLogger("vhpcd")
 
@@ -102,8 +104,9 @@ class UserAccess:
         """The answer to a request about what belongs to the user alone; None for all others."""
         if not isinstance(request, ByUsers):
             return None
+        viewer = await self._viewer(uid) if isinstance(request, cluster_messages.ByUsers) else Viewer(uid)
         async with self._changes:
-            return await self._requests.answer(request, uid, Viewer(uid))
+            return await self._requests.answer(request, uid, viewer)
 
     async def _read(self, request: wire.OfUsers, viewer: Viewer) -> wire.Answer:
         async with self._reads:
@@ -136,7 +139,12 @@ class UserAccess:
         except KeyError:
             return Viewer(uid)
         standing = self._slurm.standing(user)
-        return Viewer(uid, standing.coordinates, standing.level in ("Operator", "Administrator"))
+        found = Viewer(uid, standing.coordinates, standing.level in ("Operator", "Administrator"))
+        try:
+            return replace(found, user=user, member_of=self._slurm.accounts(user))
+        except SlurmError as err:
+            log.warning("slurmctld does not tell the accounts of uid %d: %s", uid, err.line())
+            return found
 
     def close(self) -> None:
         """End the threads."""

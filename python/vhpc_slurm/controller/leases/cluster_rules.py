@@ -8,18 +8,14 @@ from ipaddress import ip_address
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.leases import savable, segments
+from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Generation, JobRequest, Segment, SegmentPart
+from vhpc_slurm.options import cluster_account
 
 RESERVED_S = 3600.0
 """An address is not used again for so long after its member has left."""
 MOST_KEPT = 64
-"""Clusters of a user that stay without jobs."""
-KEEP = ":keep"
-
-
-def parse(value: str) -> tuple[str, bool]:
-    """The name in a value of --vhpc-cluster, and whether the cluster is kept."""
-    return value.removesuffix(KEEP), value.endswith(KEEP)
+"""Clusters of a user or account that stay without jobs."""
 
 
 def refusal(requests: Sequence[JobRequest], network: Network) -> str:
@@ -43,7 +39,14 @@ def refusal(requests: Sequence[JobRequest], network: Network) -> str:
 
 
 def _why_not(request: JobRequest, network: Network) -> str:
+    account = cluster_account(request.cluster or "")
+    has = f"is one of account {request.account}" if request.account else "has no account"
     found = (
+        (
+            account not in ("", request.account),
+            f"only jobs of account {account} can be in this cluster, and the job {has} "
+            f"(submit it with -A {account})",
+        ),
         (
             "job" not in network.allowed,
             "a cluster needs job networks, which this site does not have (submit the job without it)",
@@ -71,6 +74,18 @@ def _why_not(request: JobRequest, network: Network) -> str:
         ),
     )
     return next((line for applies, line in found if applies), "")
+
+
+class NotOfAccountError(UserError):
+    """A job asks for a cluster of its account, which Slurm does not permit its user to use."""
+
+    def __init__(self, request: JobRequest) -> None:
+        super().__init__(
+            f"--vhpc-cluster={request.cluster}: Slurm has no association of {request.user} with account "
+            f"{request.account}",
+            "",
+            "operators: see sacctmgr add user",
+        )
 
 
 def apart(segment: Segment, other: Segment) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.leases import cluster_rules as rules
 from vhpc_slurm.controller.store.clusters import StoredCluster, StoredMember
 from vhpc_slurm.errors import FabricError, UserError
@@ -31,6 +32,9 @@ from vhpc_slurm.model import (
     Segment,
     SegmentPart,
 )
+from vhpc_slurm.options import parse_cluster
+from vhpc_slurm.policy import PolicyError, Subject, applying
+from vhpc_slurm.policy import clusters as policy
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -77,11 +81,18 @@ class Clusters:
     The versions that nodes have applied are only in memory: after a restart of vhpcd all nodes ask again.
     """
 
-    def __init__(self, store: LeaseStore, network: Network, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        network: Network,
+        clock: Callable[[], float],
+        policy: Sequence[Rule] = (),
+    ) -> None:
         """``clock`` is the wall clock, in seconds since the epoch."""
         self._store = store
         self._network = network
         self._clock = clock
+        self._policy = policy
         self._applied: dict[Generation, dict[str, int]] = {}
         self._waiting: dict[int, dict[Generation, _Waiting]] = {}
         self._ended: dict[Generation, set[int]] = {}
@@ -97,19 +108,26 @@ class Clusters:
         """A new job becomes a member, in the transaction that makes its lease; its segment has addresses.
 
         Raises:
+            PolicyError: the policy does not permit it.
             UserError: there are no addresses for it, its nodes do not reach those of the other members, or
                 the user keeps too many clusters.
         """
         assert request.cluster is not None
         store, now = self._store.clusters, self._clock()
-        name, kept = rules.parse(request.cluster)
-        cluster = store.find(request.uid, name) or store.create(request.uid, name, now)
+        name, kept = parse_cluster(request.cluster)
+        guests = sum(len(part.nodes) * part.guests_per_node for part in parts)
+        cluster = store.find(request.uid, name)
+        rule = applying(self._policy, Subject.of(request))
+        others = 0 if cluster is None else store.count(cluster.serial)[1]
+        exists = cluster is not None
+        if line := policy.job_refusal(rule, request.cluster, exists=exists, guests=others + guests):
+            raise PolicyError(line)
+        cluster = cluster or store.create(request.uid, name, now)
         for other in store.members(cluster.serial, limit=1):
             if line := rules.apart(segment, other.member.segment):
                 raise UserError(f"--vhpc-cluster={request.cluster}: {line}")
-        if kept and not cluster.kept:
-            self._keep(cluster, None)
-        guests = sum(len(part.nodes) * part.guests_per_node for part in parts)
+        if kept:
+            self._keep_longer(cluster, policy.longest_s([rule]))
         taken = store.taken(cluster.serial, now - rules.RESERVED_S)
         first = rules.choose(taken, guests, self._network.most_guests)
         if first is None:
@@ -121,7 +139,8 @@ class Clusters:
                 "wait for the end of other jobs of the cluster, or ask for fewer guests",
             )
         placed = replace(segment, first=first)
-        store.add(cluster.serial, ClusterMember(parts[0].generation, placed, tuple(parts)), guests)
+        member = ClusterMember(parts[0].generation, placed, tuple(parts))
+        store.add(cluster.serial, member, guests, request.uid)
         return ClusterPlace(cluster.serial, name), placed
 
     def join(self, lease: Lease) -> None:
@@ -198,7 +217,7 @@ class Clusters:
         page, more = rows[:count], count < len(rows) or len(rows) == ROWS
         return Roster(
             page[-1].changed if more else cluster.version,
-            members=tuple(row.member for row in page if row.left_at is None),
+            members=tuple(_seen_by(own.uid, row) for row in page if row.left_at is None),
             # A node that has never heard of a member need not be told of its end.
             left=tuple(row.generation for row in page if row.left_at is not None and _knew(row, applied)),
             more=more,
@@ -283,7 +302,7 @@ class Clusters:
         """Make a cluster that stays without members; one that exists is kept from now on.
 
         Raises:
-            UserError: the user keeps too many.
+            UserError: the user or account keeps too many.
         """
         store, now = self._store.clusters, self._clock()
         with self._store.transaction():
@@ -293,27 +312,31 @@ class Clusters:
         assert kept is not None
         return kept
 
+    def _keep_longer(self, cluster: StoredCluster, for_s: float | None) -> None:
+        """Keep a cluster so long from now on; None: without limit. One that is kept longer stays so."""
+        until = None if for_s is None else self._clock() + for_s
+        now = cluster.kept_until
+        if not cluster.kept or (now is not None and (until is None or until > now)):
+            self._keep(cluster, until)
+
     def _keep(self, cluster: StoredCluster, until: float | None) -> None:
         store = self._store.clusters
-        known = store.page(0, cluster.uid, 1 << 62)
-        if not cluster.kept and sum(one.kept for one in known) >= rules.MOST_KEPT:
+        if not cluster.kept and store.kept(cluster) >= rules.MOST_KEPT:
+            who = "you keep" if cluster.account is None else f"account {cluster.account} keeps"
             raise UserError(
                 f"cluster {cluster.name} is not kept",
-                f"you keep {rules.MOST_KEPT} clusters already",
+                f"{who} {rules.MOST_KEPT} clusters already",
                 "remove one: vhpc cluster rm",
             )
         store.keep(cluster.serial, until)
 
-    def remove(self, serial: int, uid: int | None) -> StoredCluster:
-        """Delete a cluster of a user (None: of any user) that has no members; returns it.
+    def remove(self, cluster: StoredCluster) -> None:
+        """Delete a cluster that has no members.
 
         Raises:
-            UserError: there is no such cluster, or it has members.
+            UserError: it has members.
         """
-        store = self._store.clusters
-        cluster = store.get(serial)
-        if cluster is None or (uid is not None and cluster.uid != uid):
-            raise UserError(f"there is no cluster of number {serial}", "", "see: vhpc cluster ls")
+        store, serial = self._store.clusters, cluster.serial
         jobs = [one.generation.job_id for one in store.members(serial)]
         if jobs:
             shown = ", ".join(map(str, jobs[:NAMED])) + (", …" if len(jobs) > NAMED else "")
@@ -324,7 +347,6 @@ class Clusters:
             )
         with self._store.transaction():
             store.remove(serial)
-        return cluster
 
     def prune(self) -> None:
         """Forget members that left long ago, if all nodes know of it; end clusters whose time is over."""
@@ -345,6 +367,11 @@ class Clusters:
         for owner in {*self._applied, *self._known} - present:
             self._forget(owner)
         self._waiting = {serial: some for serial, some in self._waiting.items() if some}
+
+
+def _seen_by(uid: int, row: StoredMember) -> ClusterMember:
+    """A member as nodes of another one learn of it; keys to log in are those of the same user only."""
+    return row.member if row.uid == uid else replace(row.member, user_public="")
 
 
 def _knew(row: StoredMember, applied: int) -> bool:

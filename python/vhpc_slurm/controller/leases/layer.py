@@ -84,7 +84,7 @@ def build(
     )
     removal = CheckpointRemoval(store, clock=clock, max_age_days=config.checkpoint.max_age_days)
     quota = CheckpointQuota(store, removal, config.policy)
-    clusters = Clusters(store, config.network, clock)
+    clusters = Clusters(store, config.network, clock, config.policy)
     return LeaseLayer(
         store=store,
         lifecycle=lifecycle,

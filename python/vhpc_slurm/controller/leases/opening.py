@@ -270,7 +270,8 @@ class LeaseOpening:
         try:
             return self._clusters.enter(wanted[0].request, segment, _parts(wanted, generations))
         except UserError as err:
-            raise _RefusedError(_Refusal("cluster", err.line())) from err
+            cause = "policy" if isinstance(err, policy.PolicyError) else "cluster"
+            raise _RefusedError(_Refusal(cause, err.line())) from err
 
     def _unsavable(self, lease: Lease) -> str:
         if not self._config.checkpoint.folder:
@@ -319,6 +320,7 @@ class LeaseOpening:
             cause = "policy" if isinstance(image, policy.PolicyError) else "image"
             saved = request.resume or isinstance(image, savable.NeverRequeuedError)
             cause = "checkpoint" if saved and cause == "image" else cause
+            cause = "cluster" if isinstance(image, cluster_rules.NotOfAccountError) else cause
             return _Refusal(cause, image.line())
         found = (
             ("policy", policy.limit_refusal(config, request, allocation)),

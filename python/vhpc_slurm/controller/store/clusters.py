@@ -17,11 +17,15 @@ import msgspec
 from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import ClusterMember, Generation
+from vhpc_slurm.options import cluster_account
 
 
 @dataclass(frozen=True)
 class StoredCluster:
-    """A cluster; with ``kept`` it stays without members, until ``kept_until`` (None: without limit)."""
+    """A cluster; with ``kept`` it stays without members, until ``kept_until`` (None: without limit).
+
+    ``uid`` is the user whose it is, or who made it for ``account``; None: it is the user's.
+    """
 
     serial: int
     uid: int
@@ -30,11 +34,12 @@ class StoredCluster:
     version: int
     kept: bool
     kept_until: float | None
+    account: str | None
 
 
 @dataclass(frozen=True)
 class StoredMember:
-    """A member; ``joined`` and ``changed`` are versions of its cluster, ``left_at`` a time."""
+    """A member of a user; ``joined`` and ``changed`` are versions of its cluster, ``left_at`` is a time."""
 
     serial: int
     cluster: int
@@ -44,6 +49,7 @@ class StoredMember:
     joined: int | None
     changed: int
     left_at: float | None
+    uid: int
     member: ClusterMember
     size: int
 
@@ -64,16 +70,21 @@ class ClusterStore(Protocol):
         """Clusters that have changed since the last call; any thread may ask."""
 
     def find(self, uid: int, name: str) -> StoredCluster | None:
-        """A user's cluster."""
+        """A cluster of a user, or of the account in the name."""
 
     def get(self, serial: int) -> StoredCluster | None:
         """A cluster."""
 
-    def page(self, after: int, uid: int | None, limit: int) -> tuple[StoredCluster, ...]:
-        """Clusters above ``after`` of a user, or of all users, in the order of their numbers."""
+    def page(
+        self, after: int, uid: int | None, limit: int, accounts: Collection[str] = ()
+    ) -> tuple[StoredCluster, ...]:
+        """Clusters above ``after`` of a user and some accounts, or of all, in the order of their numbers."""
+
+    def kept(self, cluster: StoredCluster) -> int:
+        """How many clusters of the same user or account are kept."""
 
     def create(self, uid: int, name: str, now: float) -> StoredCluster:
-        """Make a cluster without members."""
+        """Make a cluster without members; with an account in its name it is one of that account."""
 
     def keep(self, serial: int, until: float | None) -> None:
         """Keep a cluster without members until a time; None: without limit."""
@@ -90,8 +101,8 @@ class ClusterStore(Protocol):
     def taken(self, serial: int, since: float) -> tuple[tuple[int, int], ...]:
         """(first, guests) of members that are there, or have left after a time."""
 
-    def add(self, serial: int, member: ClusterMember, guests: int) -> None:
-        """Add a member that the others do not know yet."""
+    def add(self, serial: int, member: ClusterMember, guests: int, uid: int) -> None:
+        """Add a member that the others do not know yet; ``uid`` is that of its job."""
 
     def member(self, generation: Generation) -> StoredMember | None:
         """A member by its first component."""
@@ -115,8 +126,9 @@ class ClusterStore(Protocol):
         """Delete members that left before a time and before a version."""
 
 
-_COLUMNS = "id, cluster, generation, first, guests, joined, changed, left_at, gone, body"
-_CLUSTER = "id, uid, name, created, version, kept, kept_until"
+_COLUMNS = "id, cluster, generation, first, guests, joined, changed, left_at, gone, uid, body"
+_OF_USER = "uid = ? AND account IS NULL"
+_CLUSTER = "id, uid, name, created, version, kept, kept_until, account"
 
 
 class SqlClusters:
@@ -146,22 +158,36 @@ class SqlClusters:
         return frozenset(found)
 
     def find(self, uid: int, name: str) -> StoredCluster | None:
-        """A user's cluster."""
-        return next(iter(self._clusters("uid = ? AND name = ?", uid, name)), None)
+        """A cluster of a user or account."""
+        if account := cluster_account(name):
+            return next(iter(self._clusters("account = ? AND name = ?", account, name)), None)
+        return next(iter(self._clusters(f"{_OF_USER} AND name = ?", uid, name)), None)
 
     def get(self, serial: int) -> StoredCluster | None:
         """A cluster."""
         return next(iter(self._clusters("id = ?", serial)), None)
 
-    def page(self, after: int, uid: int | None, limit: int) -> tuple[StoredCluster, ...]:
+    def page(
+        self, after: int, uid: int | None, limit: int, accounts: Collection[str] = ()
+    ) -> tuple[StoredCluster, ...]:
         """Clusters above ``after``."""
         if uid is None:
             return self._clusters("id > ? ORDER BY id LIMIT ?", after, limit)
-        return self._clusters("id > ? AND uid = ? ORDER BY id LIMIT ?", after, uid, limit)
+        whose = " OR ".join((f"({_OF_USER})", *("account = ?" for _ in accounts)))
+        return self._clusters(f"id > ? AND ({whose}) ORDER BY id LIMIT ?", after, uid, *accounts, limit)
+
+    def kept(self, cluster: StoredCluster) -> int:
+        """How many are kept."""
+        if cluster.account is not None:
+            return len(self._clusters("kept = 1 AND account = ?", cluster.account))
+        return len(self._clusters(f"kept = 1 AND {_OF_USER}", cluster.uid))
 
     def create(self, uid: int, name: str, now: float) -> StoredCluster:
         """Make a cluster."""
-        self._change("INSERT INTO cluster (uid, name, created) VALUES (?, ?, ?)", uid, name, now)
+        self._change(
+            "INSERT INTO cluster (uid, name, created, account) VALUES (?, ?, ?, ?)",
+            *(uid, name, now, cluster_account(name) or None),
+        )
         made = self.find(uid, name)
         assert made is not None
         return made
@@ -198,14 +224,16 @@ class SqlClusters:
         )
         return tuple((first, guests) for first, guests in rows)
 
-    def add(self, serial: int, member: ClusterMember, guests: int) -> None:
+    def add(self, serial: int, member: ClusterMember, guests: int, uid: int) -> None:
         """Add a member."""
         self._change(
-            "INSERT INTO cluster_member (cluster, generation, first, guests, body) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO cluster_member (cluster, generation, first, guests, uid, body)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
             serial,
             str(member.generation),
             member.segment.first,
             guests,
+            uid,
             msgspec.json.encode(member),
         )
 
@@ -284,8 +312,8 @@ class SqlClusters:
         # `where` is made of constants of this module, never of input.
         rows = self._db.execute(f"SELECT {_CLUSTER} FROM cluster WHERE {where}", values).fetchall()  # noqa: S608
         return tuple(
-            StoredCluster(serial, uid, name, created, version, bool(kept), kept_until)
-            for serial, uid, name, created, version, kept, kept_until in rows
+            StoredCluster(serial, uid, name, created, version, bool(kept), kept_until, account)
+            for serial, uid, name, created, version, kept, kept_until, account in rows
         )
 
     def _members(self, where: str, *values: object) -> tuple[StoredMember, ...]:
@@ -313,11 +341,12 @@ def _stored(
     changed: int,
     left_at: float | None,
     gone: str,
+    uid: int,
     body: bytes,
 ) -> StoredMember:
     generation, member = Generation.parse(name), _member(gone, body)
     return StoredMember(
-        serial, cluster, generation, first, guests, joined, changed, left_at, member, len(body)
+        serial, cluster, generation, first, guests, joined, changed, left_at, uid, member, len(body)
     )
 
 

@@ -191,13 +191,26 @@ _CLUSTERS = (
     FOREIGN KEY (cluster) REFERENCES cluster (id) ON DELETE CASCADE
 ) {_OPTIONS}""",
 )
+_ACCOUNT_CLUSTERS = (
+    "ALTER TABLE cluster ADD COLUMN IF NOT EXISTS account VARCHAR(64)",
+    "ALTER TABLE cluster MODIFY COLUMN name VARCHAR(160) NOT NULL",
+    "CREATE UNIQUE INDEX IF NOT EXISTS cluster_account ON cluster (account, name)",
+    "ALTER TABLE cluster_member ADD COLUMN IF NOT EXISTS uid BIGINT NOT NULL DEFAULT 0",
+    "UPDATE cluster_member SET uid = (SELECT uid FROM cluster WHERE cluster.id = cluster_member.cluster)",
+)
 _ROWS = (
     "INSERT IGNORE INTO key_epoch (epoch, tag) VALUES (0, '')",
     "INSERT IGNORE INTO vhpc_writer (id, epoch, serial, holder, seen) VALUES (1, 0, 0, '', 0)",
 )
 _VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
 
-STEPS: tuple[tuple[str, ...], ...] = ((*_BASE, *_ROWS), _CHECKPOINTS, _CHECKPOINT_FIGURES, _CLUSTERS)
+STEPS: tuple[tuple[str, ...], ...] = (
+    (*_BASE, *_ROWS),
+    _CHECKPOINTS,
+    _CHECKPOINT_FIGURES,
+    _CLUSTERS,
+    _ACCOUNT_CLUSTERS,
+)
 """The steps from each version to the next, as in ``schema``. Each statement may run twice."""
 
 

@@ -215,11 +215,21 @@ CREATE INDEX cluster_member_changed ON cluster_member (cluster, changed);
 CREATE INDEX cluster_member_left ON cluster_member (cluster, left_at);
 """
 
+# Clusters of accounts: `uid` is who made one, and its name begins with the account. `account` is NULL for
+# those of users. Members have the uid of their job.
+_ACCOUNT_CLUSTERS = """
+ALTER TABLE cluster ADD COLUMN account TEXT;
+CREATE UNIQUE INDEX cluster_account ON cluster (account, name);
+ALTER TABLE cluster_member ADD COLUMN uid INTEGER NOT NULL DEFAULT 0;
+UPDATE cluster_member SET uid = (SELECT uid FROM cluster WHERE cluster.id = cluster_member.cluster);
+"""
+
 STEPS: tuple[str, ...] = (
     _LEASES + _KEYS + _SEGMENTS + _READINESS + _SECRETS,
     _CHECKPOINTS,
     _CHECKPOINT_FIGURES,
     _CLUSTERS,
+    _ACCOUNT_CLUSTERS,
 )
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from vhpc_slurm.cli import leases, options
 from vhpc_slurm.cli.main import main
@@ -89,8 +90,8 @@ def test_members_have_addresses_of_their_guests(serve: Serve, capsys: pytest.Cap
     assert main(["cluster", "show", "dask"]) == 0
     assert vhpcd.asked == [("jobs", 7)]
     first, second = capsys.readouterr().out.splitlines()[-2:]
-    assert first.split()[:6] == ["1000", "joined", "n[1-2]", "10.200.0.1", "to", "10.200.0.4"]
-    assert second.split()[:6] == ["1001", "booting", "n3", "10.200.1.45", "to", "10.200.1.46"]
+    assert first.split()[:7] == ["1000", ME, "joined", "n[1-2]", "10.200.0.1", "to", "10.200.0.4"]
+    assert second.split()[:7] == ["1001", ME, "booting", "n3", "10.200.1.45", "to", "10.200.1.46"]
     assert main(["cluster", "show", "dask", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["members"][0]["guests"] == [
@@ -99,6 +100,23 @@ def test_members_have_addresses_of_their_guests(serve: Serve, capsys: pytest.Cap
         {"host": "n2-g1-j1000", "ipv4": "10.200.0.4", "ipv6": "fd76:6870:6300::4"},
     ]
     assert (found["members"][1]["job"], found["members"][1]["state"]) == (1001, "booting")
+
+
+def test_a_cluster_of_an_account_has_jobs_of_several_users(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Shared(Vhpcd):
+        def cluster_jobs(self, serial: int) -> tuple[ClusterJob, ...]:
+            return tuple(
+                replace(one, uid=uid) for one, uid in zip(super().cluster_jobs(serial), (0, 1), strict=True)
+            )
+
+    serve(Shared((replace(DASK, name="physics/dask"), DASK)))
+    assert main(["cluster", "show", "physics/dask"]) == 0
+    users = [pwd.getpwuid(uid).pw_name for uid in (0, 1)]
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[-2:]] == users
+    assert main(["cluster", "show", "physics/dask", "--json"]) == 0
+    assert [one["user"] for one in json.loads(capsys.readouterr().out)["members"]] == users
 
 
 def test_a_name_can_be_kept_and_removed(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

@@ -286,3 +286,41 @@ def test_check_and_explain_say_where_a_disk_is_mounted(capsys: pytest.CaptureFix
     assert row["defaults"]["disk_mib"] == [
         {"value": 256, "rule": "local", "certain": True, "mount": "/local"}
     ]
+
+
+CLUSTERS = """
+[[policy]]
+name = "physics"
+accounts = ["physics"]
+account_clusters = "join"
+max_cluster_guests = 16
+
+[[policy]]
+name = "others"
+max_cluster_kept_days = 7
+"""
+
+
+def test_rules_about_clusters_are_shown_and_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "vhpc.toml"
+    config.write_text(CLUSTERS)
+    monkeypatch.setenv("VHPC_CONFIG", str(config))
+    rows = explained(capsys)
+    assert [row["account_clusters"] for row in rows] == ["join", "none"]
+    assert [(row["max_cluster_guests"], row["max_cluster_kept_days"]) for row in rows] == [
+        (16, None),
+        (None, 7),
+    ]
+    main(["policy", "explain", "--user", "alice"])
+    text = capsys.readouterr().out
+    assert "clusters of accounts=join, guests of a cluster<=16" in text
+    assert "keep a cluster<=7 days" in text
+    check = ["policy", "check", "--user", "alice", "--cluster", "physics/dask"]
+    assert main([*check, "--account", "physics"]) == 0
+    assert main(check) == 0, "the account is not known"
+    assert main([*check, "--account", "bio"]) == 1
+    assert (
+        "policy rule 'others' refuses the job: it permits no clusters of accounts" in capsys.readouterr().err
+    )

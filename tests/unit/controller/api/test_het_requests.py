@@ -8,9 +8,10 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
+from checkpoint_vhpcd import Ctld
 from controller_lab import allocation, identity
 from het_site import UNDERLAY, component, two
 from segment_site import JOB, Site, replace_network
@@ -25,6 +26,7 @@ from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.opening import Wanted
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import HetPlace
+from vhpc_slurm.slurm.port import Slurm
 
 T = TypeVar("T")
 
@@ -132,7 +134,9 @@ def vhpcd(site: Site) -> Any:
     config = Config(network=site.network)
     scheduler: Any = type("Scheduler", (), {"arriving": lambda _self: contextlib.nullcontext()})
     watch: Any = type("Watch", (), {"must_be_safe": lambda _self: None})
-    return Starting(site.service.leases, Executor(), scheduler(), watch(), config, locate, lambda _: True)
+    return Starting(
+        site.service.leases, Executor(), scheduler(), watch(), config, locate, cast(Slurm, Ctld())
+    )
 
 
 def asked(one: Wanted) -> wire.OpenGeneration:
