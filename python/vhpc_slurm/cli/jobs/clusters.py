@@ -33,6 +33,7 @@ User = Annotated[
 GROUP = Group(
     Verb("ls", "jobs.clusters:ls", "List your clusters; root and SlurmUser see those of all users."),
     Verb("show", "jobs.clusters:show", "Show the jobs of a cluster, with the addresses of their guests."),
+    Verb("login", "jobs.clusterlogin:login", "Open a shell, or run a command, in a new guest of a cluster."),
     Verb("create", "jobs.clusters:create", "Keep the name of a cluster, also while it has no jobs."),
     Verb("rm", "jobs.clusters:remove", "Remove a cluster that has no jobs."),
 )
@@ -69,7 +70,7 @@ def ls(
 def show(name: Name, user: User = None, as_json: Json = False) -> int:
     """Show the jobs of a cluster, with the addresses of their guests."""
     client = leases.client(options.config())
-    cluster = _named(client.clusters(), name, user)
+    cluster = named(client.clusters(), name, user)
     jobs = client.cluster_jobs(cluster.serial)
     if as_json:
         output.write_json(_json(cluster) | {"members": [_job_json(one) for one in jobs]})
@@ -120,7 +121,7 @@ def create(
 def remove(name: Name, user: User = None, as_json: Json = False) -> int:
     """Remove a cluster that has no jobs."""
     client = leases.client(options.config())
-    removed = client.remove_cluster(_named(client.clusters(), name, user).serial)
+    removed = client.remove_cluster(named(client.clusters(), name, user).serial)
     if as_json:
         output.write_json(_json(removed))
     return 0
@@ -135,7 +136,7 @@ def _seconds_of(time: str) -> float:
     return int(found[1]) * SECONDS[found[2]]
 
 
-def _named(known: tuple[Cluster, ...], name: str, user: str | None) -> Cluster:
+def named(known: tuple[Cluster, ...], name: str, user: str | None) -> Cluster:
     """The cluster of a name; UserError if there is none, or several users have one."""
     found = [one for one in known if one.name == name and user in (None, context.user_name(one.uid))]
     if not found:
