@@ -62,10 +62,19 @@ class Cluster(Record, frozen=True):
 
 
 class ClusterJob(Record, frozen=True):
-    """A member as the cluster's user sees it; ``joined``: the guests of the others know it."""
+    """A member as the cluster's user sees it.
+
+    Attributes:
+        member: the job.
+        joined: the guests of the others know it.
+        uid: of the job's user.
+        since: when the job began, in seconds since the epoch.
+    """
 
     member: ClusterMember
     joined: bool
+    uid: int = 0
+    since: float = 0.0
 
 
 class Roster(Record, frozen=True):

@@ -7,21 +7,27 @@ import os
 import pwd
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from controller_lab import allocation, request, stop
+from controller_lab import allocation, request, stop, wait_for
 from vhpcd_process import SOURCES, Vhpcd
 
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.model import (
+    Allocation,
     GuestPlacement,
     HostCell,
     HostCpu,
     HostInventory,
     Lease,
+    NodeAllocation,
     NodeReport,
     Stage,
     Timeline,
@@ -122,6 +128,30 @@ class _Ack:
         self.generation, self.node, self.note, self.clean = lease.generation, node, note, not note
 
 
+def allow_clusters(vhpcd: Vhpcd, *nodes: str) -> None:
+    """Before its start: jobs may have networks, on nodes whose addresses Slurm knows."""
+    with (vhpcd.folder / "vhpc.toml").open("a") as file:
+        file.write('\n[network]\nallowed = ["none", "job"]\n')
+    (vhpcd.folder / "scontrol.out").write_text("SlurmctldHost[0] = here(127.0.0.1)\n")
+    (vhpcd.folder / "sinfo.out").write_text(
+        "".join(f"{node}|192.0.2.{at}|192.0.2.{at}\n" for at, node in enumerate(nodes, 1))
+    )
+
+
+def member(vhpcd: Vhpcd, job_id: int, user: str, cluster: str, *nodes: str, joins: bool = True) -> Lease:
+    """A job of a cluster that runs, or that boots."""
+    owner = pwd.getpwnam(user)
+    job = request(job_id, uid=owner.pw_uid, gid=owner.pw_gid, user=user, cluster=cluster, network="job")
+    parts = tuple(NodeAllocation(node, (0, 1), 2048) for node in nodes)
+    lease = vhpcd.client.open_generation(job, Allocation(parts))
+    assert not lease.refusal, lease.refusal
+    for node in nodes:
+        vhpcd.client.lease(job_id, 0, node, 5.0)
+        if joins:
+            vhpcd.client.ready(lease.generation, node, "passed")
+    return lease
+
+
 def bad_image() -> Any:
     from vhpc_slurm.model import ImageRef
 
@@ -165,3 +195,24 @@ class Web:
 
     def end(self) -> int:
         return stop(self.process) if self.process.poll() is None else self.process.returncode
+
+
+@contextmanager
+def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
+    """A client in the place of the site's web server."""
+    import httpx  # not every machine has it
+
+    folder = Path(f"/run/vhpc-web-pages-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    options = ("--socket", str(folder / "socket"), "--user-header", "X-Remote-User", "--host", "hpc.example")
+    web = Web(vhpcd, *options, lines=0)
+    try:
+        wait_for((folder / "socket").exists, "vhpc web made no socket")
+        transport = httpx.HTTPTransport(uds=str(folder / "socket"), retries=5)
+        with httpx.Client(transport=transport, base_url="http://hpc.example", timeout=30) as client:
+            yield client
+        assert web.end() == 0
+        assert not (folder / "socket").exists()
+    finally:
+        web.end()
+        shutil.rmtree(folder)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +31,7 @@ User = Annotated[
 ]
 
 GROUP = Group(
-    Verb("ls", "jobs.clusters:ls", "List your clusters; root and SlurmUser see those of all users."),
+    Verb("ls", "jobs.clusters:ls", "List your clusters; operators of Slurm see those of all users."),
     Verb("show", "jobs.clusters:show", "Show the jobs of a cluster, with the addresses of their guests."),
     Verb("login", "jobs.clusterlogin:login", "Open a shell, or run a command, in a new guest of a cluster."),
     Verb("create", "jobs.clusters:create", "Keep the name of a cluster, also while it has no jobs."),
@@ -45,11 +45,11 @@ def ls(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """List your clusters; root and SlurmUser see those of all users."""
+    """List your clusters; operators of Slurm see those of all users."""
     known = leases.client(options.config()).clusters()
     found = [one for one in known if everything or one.jobs]
     if as_json:
-        output.write_json([_json(one) for one in found])
+        output.write_json([document(one) for one in found])
         return 0
     rows = [
         (
@@ -73,7 +73,7 @@ def show(name: Name, user: User = None, as_json: Json = False) -> int:
     cluster = named(client.clusters(), name, user)
     jobs = client.cluster_jobs(cluster.serial)
     if as_json:
-        output.write_json(_json(cluster) | {"members": [_job_json(one) for one in jobs]})
+        output.write_json(whole_document(cluster, jobs))
         return 0
     facts = [
         ("Cluster", f"{cluster.name} (number {cluster.serial})"),
@@ -114,7 +114,7 @@ def create(
     for_s = None if time is None else _seconds_of(time)
     made = leases.client(options.config()).keep_cluster(name, for_s)
     if as_json:
-        output.write_json(_json(made))
+        output.write_json(document(made))
     return 0
 
 
@@ -123,7 +123,7 @@ def remove(name: Name, user: User = None, as_json: Json = False) -> int:
     client = leases.client(options.config())
     removed = client.remove_cluster(named(client.clusters(), name, user).serial)
     if as_json:
-        output.write_json(_json(removed))
+        output.write_json(document(removed))
     return 0
 
 
@@ -175,17 +175,25 @@ def _range(addresses: list[str]) -> str:
     return " to ".join(dict.fromkeys((*addresses[:1], *addresses[-1:])))
 
 
-def _job_json(job: ClusterJob) -> dict[str, Any]:
+def whole_document(cluster: Cluster, jobs: Sequence[ClusterJob]) -> dict[str, Any]:
+    """A cluster and its members in JSON."""
+    return document(cluster) | {"members": [_member(one) for one in jobs]}
+
+
+def _member(job: ClusterJob) -> dict[str, Any]:
     return {
         "job": job.member.generation.job_id,
         "generation": str(job.member.generation),
+        "user": context.user_name(job.uid),
         "state": _state(job),
+        "since": job.since,
         "nodes": list(job.member.segment_nodes),
         "guests": [{"host": host, "ipv4": ipv4, "ipv6": ipv6} for host, ipv4, ipv6 in _guests(job.member)],
     }
 
 
-def _json(cluster: Cluster) -> dict[str, Any]:
+def document(cluster: Cluster) -> dict[str, Any]:
+    """A cluster in JSON."""
     return {
         "name": cluster.name,
         "serial": cluster.serial,

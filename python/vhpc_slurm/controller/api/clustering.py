@@ -36,17 +36,20 @@ class Clustering:
     ) -> messages.AboutClusters:
         """The answer; ``viewer`` is None for root and SlurmUser.
 
+        Lists have the clusters of all users for these and for operators of Slurm.
+
         Raises:
             UserError: the request is refused.
         """
         owner = None if viewer is None else uid
+        listed = None if viewer is None or viewer.everything else uid
         match request:
             case messages.AskRoster():
                 return messages.RosterAnswer(roster=await self._roster(request))
             case messages.ListClusters():
-                return await self._page(request, owner)
+                return await self._page(request, listed)
             case messages.ListClusterJobs():
-                return await self._jobs(request, owner)
+                return await self._jobs(request, listed)
             case messages.KeepCluster():
                 return await self._keep(request, uid)
             case messages.RemoveCluster():
@@ -86,13 +89,14 @@ class Clustering:
                 raise UserError(
                     f"there is no cluster of number {request.cluster}", "", "see: vhpc cluster ls"
                 )
-            return [
-                (
-                    one.serial,
-                    ClusterJob(replace(one.member, host_public="", user_public=""), one.joined is not None),
-                )
-                for one in self._store.members(cluster.serial, request.after, listing.PAGE)
-            ]
+            members = self._store.members(cluster.serial, request.after, listing.PAGE)
+            begun = self._store.begun([one.generation for one in members])
+            found = []
+            for one in members:
+                shown = replace(one.member, host_public="", user_public="")
+                own, since = begun.get(one.generation, (cluster.uid, 0.0))
+                found.append((one.serial, ClusterJob(shown, one.joined is not None, own, since)))
+            return found
 
         page, more = listing.fill(await self._executor.write(read), listing.PAGE)
         return messages.ClusterJobPage(jobs=page, more=more)

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from vhpc_slurm.controller.api import checkpoint_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
+from vhpc_slurm.controller.api.cluster_messages import ClusterLists
 from vhpc_slurm.controller.api.requests import Answering, ByUsers
 from vhpc_slurm.controller.api.status_messages import AskTrouble
 from vhpc_slurm.errors import UserError, VhpcError
@@ -99,13 +100,15 @@ class UserAccess:
         return await self._read(request, await self._viewer(uid))
 
     async def _change(self, request: wire.Request, uid: int) -> wire.Answer | None:
-        """The answer to a request about what belongs to the user alone; None for all others."""
+        """The answer to a request about what belongs to the user, and of operators; None for all others."""
+        if isinstance(request, ClusterLists):
+            return await self._read(request, await self._viewer(uid))
         if not isinstance(request, ByUsers):
             return None
         async with self._changes:
             return await self._requests.answer(request, uid, Viewer(uid))
 
-    async def _read(self, request: wire.OfUsers, viewer: Viewer) -> wire.Answer:
+    async def _read(self, request: wire.OfUsers | ClusterLists, viewer: Viewer) -> wire.Answer:
         async with self._reads:
             return await self._requests.answer(request, viewer.uid, viewer)
 
