@@ -21,13 +21,11 @@ from vhpcd_process import SOURCES, Vhpcd
 
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.model import (
-    Allocation,
     GuestPlacement,
     HostCell,
     HostCpu,
     HostInventory,
     Lease,
-    NodeAllocation,
     NodeReport,
     Stage,
     Timeline,
@@ -126,30 +124,6 @@ class _Ack:
 
     def __init__(self, lease: Lease, node: str, note: str) -> None:
         self.generation, self.node, self.note, self.clean = lease.generation, node, note, not note
-
-
-def allow_clusters(vhpcd: Vhpcd, *nodes: str) -> None:
-    """Before its start: jobs may have networks, on nodes whose addresses Slurm knows."""
-    with (vhpcd.folder / "vhpc.toml").open("a") as file:
-        file.write('\n[network]\nallowed = ["none", "job"]\n')
-    (vhpcd.folder / "scontrol.out").write_text("SlurmctldHost[0] = here(127.0.0.1)\n")
-    (vhpcd.folder / "sinfo.out").write_text(
-        "".join(f"{node}|192.0.2.{at}|192.0.2.{at}\n" for at, node in enumerate(nodes, 1))
-    )
-
-
-def member(vhpcd: Vhpcd, job_id: int, user: str, cluster: str, *nodes: str, joins: bool = True) -> Lease:
-    """A job of a cluster that runs, or that boots."""
-    owner = pwd.getpwnam(user)
-    job = request(job_id, uid=owner.pw_uid, gid=owner.pw_gid, user=user, cluster=cluster, network="job")
-    parts = tuple(NodeAllocation(node, (0, 1), 2048) for node in nodes)
-    lease = vhpcd.client.open_generation(job, Allocation(parts))
-    assert not lease.refusal, lease.refusal
-    for node in nodes:
-        vhpcd.client.lease(job_id, 0, node, 5.0)
-        if joins:
-            vhpcd.client.ready(lease.generation, node, "passed")
-    return lease
 
 
 def bad_image() -> Any:

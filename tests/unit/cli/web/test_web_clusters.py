@@ -18,9 +18,10 @@ from html_page import Page
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
 
+from cluster_process import allow_clusters, member  # noqa: E402
 from controller_lab import HAVE_MUNGED, allocation, munged, request, stop  # noqa: E402
 from vhpcd_process import Vhpcd, make  # noqa: E402
-from web_site import Web, allow_clusters, behind_a_proxy, member  # noqa: E402
+from web_site import Web, behind_a_proxy  # noqa: E402
 
 from vhpc_slurm.cli.main import main  # noqa: E402
 

@@ -17,9 +17,10 @@ from chromium import CHROMIUM, Driven, driven
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 
 import web_long_site as site
+from cluster_process import allow_clusters
 from controller_lab import HAVE_MUNGED, munged, stop
 from vhpcd_process import make
-from web_site import Web, allow_clusters
+from web_site import Web
 
 from vhpc_slurm.cli.jobs import report, reporthtml
 from vhpc_slurm.config.fabric import Fabric

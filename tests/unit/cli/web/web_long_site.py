@@ -7,9 +7,10 @@ import pwd
 import time
 from typing import Any
 
+from cluster_process import member
 from controller_lab import allocation, manifest, publish, request
 from vhpcd_process import Vhpcd
-from web_site import GPU_AT, VF_AT, end, host, member, timeline
+from web_site import GPU_AT, VF_AT, end, host, timeline
 
 from vhpc_slurm.controller.api.status_messages import DeviceWire
 from vhpc_slurm.model import (

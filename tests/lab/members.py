@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of clusters for tests: scripts that wait and answer, and what their guests know of each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cluster import Job, Lab
+from injection import said, until
+
+SMALL = ("-n1", "--mem=500")
+# A member waits until its user lets it end, and answers connections on port 7000.
+WAIT = """
+vhpc-members --follow > events-$SLURM_JOB_ID &
+cat > member-$SLURM_JOB_ID.py <<'END'
+import os, socket, threading, time
+def serve():
+    while True:
+        server.accept()[0].sendall(os.environ["SLURM_JOB_ID"].encode())
+server = socket.create_server(("", 7000), family=socket.AF_INET6, dualstack_ipv6=True)
+threading.Thread(target=serve, daemon=True).start()
+print("members", len(open("/run/vhpc/cluster/members").readlines()), flush=True)
+while not os.path.exists(os.path.expanduser(f"~/go-{os.environ['SLURM_JOB_ID']}")):
+    time.sleep(0.2)
+END
+python3 member-$SLURM_JOB_ID.py; echo status $?
+"""
+CALL = """
+import socket, sys
+try:
+    print(socket.create_connection((sys.argv[1], 7000), 5).recv(20).decode())
+except OSError as err:
+    print("no", type(err).__name__)
+"""
+
+
+def member(lab: Lab, node: str, *options: str, name: str = "alpha", user: str = "alice") -> Job:
+    """A job of a cluster whose script has begun."""
+    job = lab.submit(WAIT, *SMALL, "-w", node, f"--vhpc-cluster={name}", *options, user=user)
+    until(lambda: "members" in said(lab, job) or not job.queued(), f"job {job.id} to be a member", 240)
+    assert job.queued(), job.told()
+    return job
+
+
+def inside(lab: Lab, job: Job, *command: str) -> str:
+    """The output of a command in the first guest of a job."""
+    step = ("srun", f"--jobid={job.id}", "--overlap", "-N1", "-n1", *command)
+    return lab.run("login", *step, user=job.user).out
+
+
+def members(lab: Lab, job: Job) -> dict[int, dict[str, object]]:
+    """The members that a guest of a job knows, by JobId."""
+    rows = [json.loads(line) for line in inside(lab, job, "cat", "/run/vhpc/cluster/members").splitlines()]
+    return {row["job"]: row for row in rows}
+
+
+def calls(lab: Lab, job: Job, host: str) -> str:
+    """The answer of another guest, called from a guest of the job."""
+    return inside(lab, job, "python3", "-c", CALL, host).strip()
+
+
+def end(lab: Lab, *jobs: Job) -> None:
+    """Let jobs end by themselves."""
+    for job in jobs:
+        lab.run("login", "touch", f"/home/{job.user}/go-{job.id}", user=job.user)
+    for job in jobs:
+        assert job.wait(timeout=180) == "COMPLETED", said(lab, job)
+
+
+@contextmanager
+def cancelled(lab: Lab) -> Iterator[None]:
+    """All jobs are cancelled at the end, also of a test that fails."""
+    try:
+        yield
+    finally:
+        lab.cancel_all()
