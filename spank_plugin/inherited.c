@@ -69,13 +69,21 @@ static void forget_marked(const char *mark)
 void vhpc_forget_guest(void)
 {
     static const char *const names[] = {
-        "VHPC_JOB_GENERATION", "VHPC_JOB_IMAGE",
-        "VHPC_JOB_GUESTS",     "VHPC_GUEST",
-        "VHPC_NODELIST",       "VHPC_PKEY",
-        "VHPC_SESSION",        "VHPC_CWD",
-        "VHPC_HOSTFILE",       "VHPC_MACHINEFILE",
-        "VHPC_MEM_MB",         "VHPC_CLUSTER_NAME",
-        "VHPC_CLUSTER_JOB",    "VHPC_CLUSTER_HOSTFILE",
+        "VHPC_JOB_GENERATION",
+        "VHPC_JOB_IMAGE",
+        "VHPC_JOB_GUESTS",
+        "VHPC_GUEST",
+        "VHPC_NODELIST",
+        "VHPC_PKEY",
+        "VHPC_SESSION",
+        "VHPC_CWD",
+        "VHPC_HOSTFILE",
+        "VHPC_MACHINEFILE",
+        "VHPC_MEM_MB",
+        "VHPC_CLUSTER_NAME",
+        "VHPC_CLUSTER_JOB",
+        "VHPC_CLUSTER_HOSTFILE",
+        "VHPC_CLUSTER_MACHINEFILE",
     };
     const char *file = getenv("NCCL_TOPO_FILE");
 

@@ -87,6 +87,8 @@ int cluster_add_guest(struct cluster_want *want, const struct tlv *t)
         return -EPROTO;
     rc = add_text(&want->hosts, "%s %s\n%s %s\n", g.ipv4, g.name, g.ipv6, g.name);
     rc = rc < 0 ? rc : add_text(&want->slots, "%s slots=%u\n", g.name, g.slots);
+    rc = rc < 0 ? rc : add_text(&want->machines, "%s:%u\n", g.name, g.slots);
+    rc = rc < 0 ? rc : add_text(&want->list, "%s\n", g.name);
     rc = rc < 0 ? rc
                 : add_text(&want->members,
                            "{\"host\": \"%s\", \"job\": %u, \"ipv4\": \"%s\", \"ipv6\": \"%s\", "
@@ -200,6 +202,8 @@ static int write_all_files(const struct agent *a, const struct cluster_want *wan
         (void)snprintf(text, size, "%s: %s", folder, strerror(-rc));
     }
     rc = rc < 0 ? rc : write_list(folder, "hostfile", &want->slots, text, size);
+    rc = rc < 0 ? rc : write_list(folder, "machinefile", &want->machines, text, size);
+    rc = rc < 0 ? rc : write_list(folder, "hosts", &want->list, text, size);
     return rc < 0 ? rc : write_list(folder, "members", &want->members, text, size);
 }
 
@@ -234,8 +238,8 @@ const char *cluster_hosts(const struct agent *a)
 
 int cluster_environment(const struct agent *a, struct execspec *spec)
 {
-    static const char *const names[] = {
-        "VHPC_CLUSTER_NAME=", "VHPC_CLUSTER_JOB=", "VHPC_CLUSTER_HOSTFILE="};
+    static const char *const names[] = {"VHPC_CLUSTER_NAME=", "VHPC_CLUSTER_JOB=",
+                                        "VHPC_CLUSTER_HOSTFILE=", "VHPC_CLUSTER_MACHINEFILE="};
     char entry[PATH_MAX + 64];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         execspec_drop_env(spec, names[i]);
@@ -245,14 +249,21 @@ int cluster_environment(const struct agent *a, struct execspec *spec)
     int rc = execspec_add_env(spec, entry);
     (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER_JOB=%u", a->cluster->job);
     rc = rc < 0 ? rc : execspec_add_env(spec, entry);
+    if (rc < 0 || a->cluster_folder == NULL)
+        return rc;
     (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER_HOSTFILE=%s/hostfile", a->cluster_folder);
-    return rc < 0 || a->cluster_folder == NULL ? rc : execspec_add_env(spec, entry);
+    rc = execspec_add_env(spec, entry);
+    (void)snprintf(entry, sizeof entry, "VHPC_CLUSTER_MACHINEFILE=%s/machinefile",
+                   a->cluster_folder);
+    return rc < 0 ? rc : execspec_add_env(spec, entry);
 }
 
 void cluster_free(struct cluster_want *want)
 {
     buf_free(&want->hosts);
     buf_free(&want->slots);
+    buf_free(&want->machines);
+    buf_free(&want->list);
     buf_free(&want->members);
     buf_free(&want->names);
     buf_free(&want->host_keys.lines);

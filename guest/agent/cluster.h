@@ -28,13 +28,15 @@ struct cluster_keys {
 /* Fields of the request, as what is written; texts without final NUL. */
 struct cluster_want {
     char name[CLUSTER_NAME_MAX + 1];
-    uint32_t job;       /* of this guest */
-    uint32_t uid;       /* of the job's user */
-    size_t count;       /* guests */
-    struct buf hosts;   /* lines of /etc/hosts */
-    struct buf slots;   /* "n1-j1234 slots=4" */
-    struct buf members; /* a JSON object per line */
-    struct buf names;   /* "n1-j1234 n2-j1300" */
+    uint32_t job;        /* of this guest */
+    uint32_t uid;        /* of the job's user */
+    size_t count;        /* guests */
+    struct buf hosts;    /* lines of /etc/hosts */
+    struct buf slots;    /* lines "n1-j1234 slots=4" */
+    struct buf machines; /* lines "n1-j1234:4" */
+    struct buf list;     /* lines "n1-j1234" */
+    struct buf members;  /* a JSON object per line */
+    struct buf names;    /* "n1-j1234 n2-j1300" */
     struct cluster_keys host_keys;
     struct cluster_keys user_keys;
 };

@@ -83,6 +83,8 @@ static void the_lists_have_a_line_for_each_guest(void **state)
     (void)state;
     assert_int_equal(cluster_apply(&a, &want, text, sizeof text), 0);
     expect_text(in("hostfile"), "n1-j1234 slots=4\nn2-g0-j1300 slots=16\n");
+    expect_text(in("machinefile"), "n1-j1234:4\nn2-g0-j1300:16\n");
+    expect_text(in("hosts"), "n1-j1234\nn2-g0-j1300\n");
     expect_text(in("members"),
                 "{\"host\": \"n1-j1234\", \"job\": 1234, \"ipv4\": \"10.200.0.1\", "
                 "\"ipv6\": \"fd76:6870:6300::1\", \"slots\": 4}\n"
@@ -196,11 +198,13 @@ static void programs_learn_their_cluster(void **state)
     a.cluster_folder = "/run/vhpc/cluster";
     assert_int_equal(cluster_environment(&a, &spec), 0);
     assert_int_equal(cluster_environment(&a, &spec), 0);
-    assert_int_equal(spec.envc, 3);
+    assert_int_equal(spec.envc, 4);
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_NAME"), "phys.2/exam");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_JOB"), "1300");
     assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_HOSTFILE"),
                         "/run/vhpc/cluster/hostfile");
+    assert_string_equal(execspec_getenv(&spec, "VHPC_CLUSTER_MACHINEFILE"),
+                        "/run/vhpc/cluster/machinefile");
     execspec_free(&spec);
     cluster_free(&want);
     cluster_forget(&a);

@@ -22,6 +22,7 @@ from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.config.images import Images
+from vhpc_slurm.config.login import Login
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule, check_rules
 from vhpc_slurm.config.setting import documented
@@ -283,6 +284,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     devices: Devices = Devices()
     fabric: Fabric = Fabric()
     network: Network = Network()
+    login: Login = Login()
     policy: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:

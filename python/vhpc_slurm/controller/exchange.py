@@ -18,6 +18,7 @@ from typing import TypeVar
 from vhpc_slurm import errors, munge
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.cluster_messages import ClusterLists
 from vhpc_slurm.controller.asking import CLOSED, Round
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.errors import FabricError, VhpcError
@@ -77,7 +78,9 @@ class Exchange:
         self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0, *, keep: bool = False
     ) -> _Answer:
         """The answer; with ``keep`` its connection stays open until that of the next one has it."""
-        if self._as_uid is not None and isinstance(body, wire.OfUsers):
+        if self._as_uid is not None:
+            # asked as this process's user it would show what is not that user's
+            assert isinstance(body, wire.OfUsers | ClusterLists), f"{type(body).__name__} for another user"
             body = wire.AsUser(uid=self._as_uid, request=body)
         limit_s = self._settings.request_timeout_s + wait_s + self._patience_s
         deadline = time.monotonic() + limit_s

@@ -81,12 +81,17 @@ class Cluster(Record, frozen=True):
 class ClusterJob(Record, frozen=True):
     """A member as users of the cluster see it.
 
-    ``joined``: the guests of the others know it; ``uid`` is that of its job.
+    Attributes:
+        member: the job.
+        joined: the guests of the others know it.
+        uid: of the job's user.
+        since: when the job began, in seconds since the epoch.
     """
 
     member: ClusterMember
     joined: bool
     uid: int | None = None
+    since: float = 0.0
 
 
 class Roster(Record, frozen=True):

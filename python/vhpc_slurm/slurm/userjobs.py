@@ -204,6 +204,20 @@ class UserJobs:
             raise SlurmError("squeue failed", _complaint(done))
         return sorted({int(word) for word in done.stdout.split() if word.isdecimal()})
 
+    def partition_state(self, name: str) -> str:
+        """The state of a partition, such as UP; empty if Slurm has no such partition.
+
+        Raises:
+            SlurmError: scontrol failed.
+        """
+        done = self._run("scontrol", "--all", "-o", "show", "partition", name)
+        if done.returncode and "not found" in done.stdout + done.stderr:
+            return ""
+        found = re.search(r" State=(\S+)", done.stdout)
+        if done.returncode or found is None:
+            raise SlurmError("scontrol failed", _complaint(done))
+        return found[1]
+
     def cancel(self, job_id: int) -> None:
         """End a job; a job that has ended is no error.
 

@@ -111,7 +111,12 @@ def test_a_wrong_request_leaves_the_former_state(guest: Guest, members: str) -> 
     with pytest.raises(ChannelRefusedError, match="GUEST"):
         give(guest)
     assert guest.run(members).stdout == before
-    assert sorted(path.name for path in guest.cluster.iterdir()) == ["hostfile", "members"]
+    assert sorted(path.name for path in guest.cluster.iterdir()) == [
+        "hostfile",
+        "hosts",
+        "machinefile",
+        "members",
+    ]
 
 
 def test_a_cluster_of_thousands_comes_in_several_frames(guest: Guest, members: str) -> None:

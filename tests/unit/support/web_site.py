@@ -7,12 +7,16 @@ import os
 import pwd
 import re
 import select
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from controller_lab import allocation, request, stop
+from controller_lab import allocation, request, stop, wait_for
 from vhpcd_process import SOURCES, Vhpcd
 
 from vhpc_slurm.hardware import PciFunction
@@ -165,3 +169,24 @@ class Web:
 
     def end(self) -> int:
         return stop(self.process) if self.process.poll() is None else self.process.returncode
+
+
+@contextmanager
+def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
+    """A client in the place of the site's web server."""
+    import httpx  # not every machine has it
+
+    folder = Path(f"/run/vhpc-web-pages-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    options = ("--socket", str(folder / "socket"), "--user-header", "X-Remote-User", "--host", "hpc.example")
+    web = Web(vhpcd, *options, lines=0)
+    try:
+        wait_for((folder / "socket").exists, "vhpc web made no socket")
+        transport = httpx.HTTPTransport(uds=str(folder / "socket"), retries=5)
+        with httpx.Client(transport=transport, base_url="http://hpc.example", timeout=30) as client:
+            yield client
+        assert web.end() == 0
+        assert not (folder / "socket").exists()
+    finally:
+        web.end()
+        shutil.rmtree(folder)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +30,7 @@ User = Annotated[
 GROUP = Group(
     Verb("ls", "jobs.clusters:ls", "List clusters of yours and of your accounts; operators see all."),
     Verb("show", "jobs.clusters:show", "Show the jobs of a cluster, with the addresses of their guests."),
+    Verb("login", "jobs.clusterlogin:login", "Open a shell, or run a command, in a new guest of a cluster."),
     Verb("create", "jobs.clusters:create", "Keep the name of a cluster, also while it has no jobs."),
     Verb("rm", "jobs.clusters:remove", "Remove a cluster that has no jobs."),
 )
@@ -45,7 +46,7 @@ def ls(
     known = leases.client(options.config()).clusters()
     found = [one for one in known if everything or one.jobs]
     if as_json:
-        output.write_json([_json(one) for one in found])
+        output.write_json([document(one) for one in found])
         return 0
     rows = [
         (
@@ -66,10 +67,10 @@ def ls(
 def show(name: Name, user: User = None, as_json: Json = False) -> int:
     """Show the jobs of a cluster, with the addresses of their guests."""
     client = leases.client(options.config())
-    cluster = _named(client.clusters(), name, user)
+    cluster = named(client.clusters(), name, user)
     jobs = client.cluster_jobs(cluster.serial)
     if as_json:
-        output.write_json(_json(cluster) | {"members": [_job_json(one) for one in jobs]})
+        output.write_json(whole_document(cluster, jobs))
         return 0
     facts = [
         ("Cluster", f"{cluster.name} (number {cluster.serial})"),
@@ -82,7 +83,7 @@ def show(name: Name, user: User = None, as_json: Json = False) -> int:
     rows = [
         (
             str(one.member.generation.job_id),
-            context.user_name(cluster.uid if one.uid is None else one.uid),
+            _user(one, cluster),
             _state(one),
             output.node_list(one.member.segment_nodes),
             *_ranges(one.member),
@@ -113,16 +114,16 @@ def create(
     for_s = None if time is None else _seconds_of(time)
     made = leases.client(options.config()).keep_cluster(name, for_s)
     if as_json:
-        output.write_json(_json(made))
+        output.write_json(document(made))
     return 0
 
 
 def remove(name: Name, user: User = None, as_json: Json = False) -> int:
     """Remove a cluster that has no jobs."""
     client = leases.client(options.config())
-    removed = client.remove_cluster(_named(client.clusters(), name, user).serial)
+    removed = client.remove_cluster(named(client.clusters(), name, user).serial)
     if as_json:
-        output.write_json(_json(removed))
+        output.write_json(document(removed))
     return 0
 
 
@@ -135,7 +136,7 @@ def _seconds_of(time: str) -> float:
     return int(found[1]) * SECONDS[found[2]]
 
 
-def _named(known: tuple[Cluster, ...], name: str, user: str | None) -> Cluster:
+def named(known: tuple[Cluster, ...], name: str, user: str | None) -> Cluster:
     """The cluster of a name; UserError if there is none, or several users have one."""
     found = [one for one in known if one.name == name and user in (None, context.user_name(one.uid))]
     if not found:
@@ -163,12 +164,22 @@ def _ranges(member: ClusterMember) -> Iterator[str]:
         yield " to ".join(dict.fromkeys((*addresses[:1], *addresses[-1:])))
 
 
-def _job_json(job: ClusterJob) -> dict[str, Any]:
+def _user(job: ClusterJob, cluster: Cluster) -> str:
+    return context.user_name(cluster.uid if job.uid is None else job.uid)
+
+
+def whole_document(cluster: Cluster, jobs: Sequence[ClusterJob]) -> dict[str, Any]:
+    """A cluster and its members in JSON."""
+    return document(cluster) | {"members": [_member(one, cluster) for one in jobs]}
+
+
+def _member(job: ClusterJob, cluster: Cluster) -> dict[str, Any]:
     return {
         "job": job.member.generation.job_id,
-        "user": None if job.uid is None else context.user_name(job.uid),
         "generation": str(job.member.generation),
+        "user": _user(job, cluster),
         "state": _state(job),
+        "since": job.since,
         "nodes": list(job.member.segment_nodes),
         "guests": [
             {"host": one.name, "ipv4": one.addresses[0], "ipv6": one.addresses[1]}
@@ -177,7 +188,8 @@ def _job_json(job: ClusterJob) -> dict[str, Any]:
     }
 
 
-def _json(cluster: Cluster) -> dict[str, Any]:
+def document(cluster: Cluster) -> dict[str, Any]:
+    """A cluster in JSON."""
     return {
         "name": cluster.name,
         "serial": cluster.serial,

@@ -42,8 +42,22 @@ def ps(
         output.write_json([_record_json(record, progress, used) for record in chosen])
         return 0
     now = time.time()
-    rows = [_record_row(record, progress, used, now) for record in chosen]
-    head = ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", *USED, "NOTE")
+    in_clusters = any(record.lease.cluster for record in chosen)
+    rows = [_record_row(record, progress, used, now, clusters=in_clusters) for record in chosen]
+    head: tuple[str, ...] = (
+        "JOB",
+        "GENERATION",
+        "USER",
+        "IMAGE",
+        "STATE",
+        "NODES",
+        "HELD ON",
+        "AGE",
+        *USED,
+        "NOTE",
+    )
+    if in_clusters:
+        head = (*head[:4], "CLUSTER", *head[4:])
     output.write_table(head, rows, right=("JOB", "AGE", *USED[:2]))
     return 0
 
@@ -65,8 +79,14 @@ def _holders(record: LeaseRecord) -> list[str]:
 
 
 def _record_row(
-    record: LeaseRecord, progress: Mapping[str, ProgressWire], used: Mapping[str, UsedWire], now: float
+    record: LeaseRecord,
+    progress: Mapping[str, ProgressWire],
+    used: Mapping[str, UsedWire],
+    now: float,
+    *,
+    clusters: bool,
 ) -> tuple[str, ...]:
+    """The cells of a job; ``clusters``: also its cluster."""
     lease = record.lease
     booting = progress.get(str(lease.generation))
     return (
@@ -74,6 +94,7 @@ def _record_row(
         str(lease.generation),
         lease.request.user,
         short_digests(str(lease.request.image)),
+        *([lease.cluster.name if lease.cluster else "-"] if clusters else []),
         bootline.state(lease, booting),
         output.node_list(_nodes(record)),
         output.node_list(_holders(record)) or "-",
@@ -106,6 +127,7 @@ def _record_json(
         "unclean": dict(record.unclean),
         "told": dict(record.told),
         "network": lease.network.kind,
+        "cluster": lease.cluster and lease.cluster.name,
         "vni": lease.segment.vni if lease.segment else None,
         "booting": bootline.document(booting),
         "usage": used

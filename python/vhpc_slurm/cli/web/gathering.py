@@ -20,7 +20,7 @@ from vhpc_slurm.controller.store.choice import read_keys
 from vhpc_slurm.controller.wire_types import ProgressWire
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
-from vhpc_slurm.model import LeaseRecord, LeaseState, NodeReport
+from vhpc_slurm.model import Cluster, ClusterJob, LeaseRecord, LeaseState, NodeReport
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.status_messages import Trouble
@@ -47,6 +47,7 @@ class Overview:
         reports: what nodes told of live jobs, by generation.
         unread: live jobs whose reports have not been read yet.
         trouble: what operators see; None for other viewers, or if vhpcd does not answer this request.
+        clusters: of jobs, oldest first.
         resting: keys of ended jobs that no job may get yet; empty if vhpcd's database cannot be read here.
     """
 
@@ -57,6 +58,7 @@ class Overview:
     unread: int = 0
     trouble: Trouble | None = None
     resting: tuple[KeyAssignment, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
 
     @property
     def fresh_s(self) -> float:
@@ -104,6 +106,7 @@ class Viewing:
             max(0, len(unread) - REPORTS_EACH),
             self._trouble(client),
             self._resting() if self._operator else (),
+            client.clusters(),
         )
 
     def _trouble(self, client: ControllerClient) -> Trouble | None:
@@ -121,6 +124,12 @@ class Viewing:
     def job(self, job_id: int) -> tuple[JobReport | None]:
         """The report of a job; (None,) if vhpcd shows this viewer no such job."""
         return (report.gather(ControllerClient(self._config, as_uid=self._as_uid), job_id),)
+
+    def cluster(self, serial: int) -> tuple[tuple[Cluster, tuple[ClusterJob, ...]] | None]:
+        """A cluster and its members; (None,) if vhpcd shows this viewer no such cluster."""
+        client = ControllerClient(self._config, as_uid=self._as_uid)
+        found = next((one for one in client.clusters() if one.serial == serial), None)
+        return (None if found is None else (found, client.cluster_jobs(serial)),)
 
     def _resting(self) -> tuple[KeyAssignment, ...]:
         try:

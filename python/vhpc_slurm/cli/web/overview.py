@@ -10,7 +10,7 @@ import msgspec
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.cli.host import hostview
-from vhpc_slurm.cli.jobs import bootline
+from vhpc_slurm.cli.jobs import bootline, clusters
 from vhpc_slurm.cli.jobs.timeline import natural
 from vhpc_slurm.cli.web.gathering import Overview
 from vhpc_slurm.fabric import numbers
@@ -31,6 +31,7 @@ def document(found: Overview) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "jobs": [_job(found, record, live=record.lease.generation in live) for record in jobs],
+        "clusters": [clusters.document(one) for one in found.clusters],
         "nodes": _nodes(found),
         "devices": sorted(_devices(found), key=lambda one: (natural(one["node"]), one["address"])),
         "operator": found.trouble is not None,
@@ -58,6 +59,7 @@ def _job(found: Overview, record: LeaseRecord, *, live: bool) -> dict[str, Any]:
         "live": live,
         "nodes": nodes,
         "node_list": output.node_list(nodes),
+        "cluster": lease.cluster and lease.cluster.name,
         "guests_per_node": lease.request.guests_per_node,
         "created": record.created,
         "updated": record.updated,
@@ -208,10 +210,14 @@ def _attention(found: Overview) -> Iterator[dict[str, Any]]:
 def page(whole: dict[str, Any]) -> dict[str, Any]:
     """The values of the template: as many rows and columns as a page can show, and how many are left out."""
     shown = whole["keys"]["nodes"][:MAX_COLUMNS]
-    left = {name: _left(whole[name]) for name in ("jobs", "nodes", "devices", "quarantine", "attention")}
+    left = {
+        name: _left(whole[name])
+        for name in ("jobs", "clusters", "nodes", "devices", "quarantine", "attention")
+    }
     left |= {"keys": _left(whole["keys"]["rows"]), "columns": len(whole["keys"]["nodes"]) - len(shown)}
     return {
         "jobs": whole["jobs"][:MAX_ROWS],
+        "clusters": whole["clusters"][:MAX_ROWS],
         "nodes": whole["nodes"][:MAX_ROWS],
         "devices": whole["devices"][:MAX_ROWS],
         "operator": whole["operator"],

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from vhpc_slurm import __version__
 from vhpc_slurm.cli import output
-from vhpc_slurm.cli.jobs import reportdata, reporthtml
+from vhpc_slurm.cli.jobs import clusters, reportdata, reporthtml
 from vhpc_slurm.cli.jobs.reportdata import JobReport
 from vhpc_slurm.cli.web import overview
 from vhpc_slurm.cli.web.asking import Answer, Asker
@@ -62,8 +62,10 @@ class Pages:
                 Route("/job", self._jump),
                 Route("/jobs/{job_id}", self._job),
                 Route("/jobs/{job_id}/placement/{number:int}.svg", self._picture),
+                Route("/clusters/{serial:int}", self._cluster),
                 Route("/api/overview", self._api_overview),
                 Route("/api/jobs/{job_id}", self._api_job),
+                Route("/api/clusters/{serial:int}", self._api_cluster),
                 Route("/assets/{name}", self._asset),
             ]
         )
@@ -97,6 +99,7 @@ class Pages:
             ]
         missing = answer.value is not None and found is None
         values = (content or {}) | {"job_id": job_id, "missing": missing, "known": content is not None}
+        values["cluster"] = None if found is None else found.record.lease.cluster
         return _page("job.html.j2", answer, base="../", status=404 if missing else 200, **values)
 
     async def _api_job(self, request: Request) -> Response:
@@ -108,6 +111,39 @@ class Pages:
                 b'{"problem":"vhpcd shows you no such job"}\n', 404, media_type="application/json"
             )
         return _json(answer, None if found is None else reportdata.document(found))
+
+    async def _cluster(self, request: Request) -> Response:
+        serial = request.path_params["serial"]
+        answer, document = await self._members(request, serial)
+        missing = answer.value is not None and document is None
+        values = {"serial": serial, "found": document, "missing": missing, "rows": overview.MAX_ROWS}
+        return _page(
+            "cluster.html.j2",
+            answer,
+            base="../",
+            status=404 if missing else 200,
+            now=time.time(),
+            node_list=output.node_list,
+            **values,
+        )
+
+    async def _api_cluster(self, request: Request) -> Response:
+        answer, document = await self._members(request, request.path_params["serial"])
+        if answer.value is not None and document is None:
+            return Response(
+                b'{"problem":"vhpcd shows you no such cluster"}\n', 404, media_type="application/json"
+            )
+        return _json(answer, document)
+
+    async def _members(self, request: Request, serial: int) -> tuple[Answer[Any], dict[str, Any] | None]:
+        """A cluster with its members; None if vhpcd shows this viewer no such cluster."""
+        viewer = request.scope[VIEWER]
+        viewing = self._viewing(viewer)
+        answer = await self._asker.ask(
+            (viewer, "cluster", serial), lambda: viewing.cluster(serial), lambda _: JOB_FRESH_S
+        )
+        found = None if answer.value is None else answer.value[0]
+        return answer, None if found is None else clusters.whole_document(*found)
 
     async def _picture(self, request: Request) -> Response:
         job_id, number = _job_id(request.path_params["job_id"]), request.path_params["number"]

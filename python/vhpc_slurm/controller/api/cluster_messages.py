@@ -83,6 +83,8 @@ class ClusterAnswer(Wire, frozen=True, tag="cluster"):
     cluster: Cluster
 
 
+ClusterLists = ListClusters | ListClusterJobs
+"""Requests whose answers have what a user may see."""
 ByUsers = ListClusters | ListClusterJobs | KeepCluster | RemoveCluster
 """Requests of ordinary users about their own clusters."""
 OfClusters = AskRoster | ByUsers

@@ -41,6 +41,8 @@ class Clustering:
     ) -> messages.AboutClusters:
         """The answer; ``viewer`` is None for root and SlurmUser.
 
+        Lists have the clusters of all users for these and for operators of Slurm.
+
         Raises:
             UserError: the request is refused.
         """
@@ -98,10 +100,9 @@ class Clustering:
     ) -> messages.ClusterJobPage:
         def read() -> list[tuple[int, ClusterJob]]:
             cluster = self._access.seen(self._store.get(request.cluster), request.cluster, viewer)
-            return [
-                (one.serial, _job(one))
-                for one in self._store.members(cluster.serial, request.after, listing.PAGE)
-            ]
+            members = self._store.members(cluster.serial, request.after, listing.PAGE)
+            begun = self._store.begun([one.generation for one in members])
+            return [(one.serial, _job(one, begun.get(one.generation, 0.0))) for one in members]
 
         page, more = listing.fill(await self._executor.write(read), listing.PAGE)
         return messages.ClusterJobPage(jobs=page, more=more)
@@ -131,5 +132,6 @@ class Clustering:
         return Cluster(one.serial, one.name, one.uid, one.created, one.kept, one.kept_until, jobs, guests)
 
 
-def _job(one: StoredMember) -> ClusterJob:
-    return ClusterJob(replace(one.member, host_public="", user_public=""), one.joined is not None, one.uid)
+def _job(one: StoredMember, since: float) -> ClusterJob:
+    shown = replace(one.member, host_public="", user_public="")
+    return ClusterJob(shown, one.joined is not None, one.uid, since)

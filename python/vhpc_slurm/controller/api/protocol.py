@@ -215,7 +215,7 @@ class AsUser(Wire, frozen=True, tag="as-user"):
     """
 
     uid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    request: OfUsers
+    request: OfUsers | cluster_messages.ClusterLists
 
 
 Request = (

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from vhpc_slurm.controller.api import checkpoint_messages, cluster_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
+from vhpc_slurm.controller.api.cluster_messages import ClusterLists
 from vhpc_slurm.controller.api.requests import Answering, ByUsers
 from vhpc_slurm.controller.api.status_messages import AskTrouble
 from vhpc_slurm.errors import UserError, VhpcError
@@ -101,14 +102,16 @@ class UserAccess:
         return await self._read(request, await self._viewer(uid))
 
     async def _change(self, request: wire.Request, uid: int) -> wire.Answer | None:
-        """The answer to a request about what belongs to the user alone; None for all others."""
+        """The answer to a request about what belongs to the user, and of operators; None for all others."""
+        if isinstance(request, ClusterLists):
+            return await self._read(request, await self._viewer(uid))
         if not isinstance(request, ByUsers):
             return None
         viewer = await self._viewer(uid) if isinstance(request, cluster_messages.ByUsers) else Viewer(uid)
         async with self._changes:
             return await self._requests.answer(request, uid, viewer)
 
-    async def _read(self, request: wire.OfUsers, viewer: Viewer) -> wire.Answer:
+    async def _read(self, request: wire.OfUsers | ClusterLists, viewer: Viewer) -> wire.Answer:
         async with self._reads:
             return await self._requests.answer(request, viewer.uid, viewer)
 

@@ -7,14 +7,14 @@ has changed since a version are the rows above it. A cluster ends with its last 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 import msgspec
 
-from vhpc_slurm.controller.store.sql import Database
+from vhpc_slurm.controller.store.sql import Database, among
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import ClusterMember, Generation
 from vhpc_slurm.options import cluster_account
@@ -109,6 +109,9 @@ class ClusterStore(Protocol):
 
     def members(self, serial: int, after: int = 0, limit: int = 1 << 62) -> tuple[StoredMember, ...]:
         """Members that have not left, above a serial number, in the order of these numbers."""
+
+    def begun(self, generations: Sequence[Generation]) -> dict[Generation, float]:
+        """When the jobs of some members began, in seconds since the epoch."""
 
     def changes(self, serial: int, version: int, limit: int = 1 << 62) -> tuple[StoredMember, ...]:
         """Members that have changed since a version, also those that have left, in the order of changes."""
@@ -245,6 +248,15 @@ class SqlClusters:
         """Members that have not left."""
         where = "cluster = ? AND left_at IS NULL AND id > ? ORDER BY id LIMIT ?"
         return self._members(where, serial, after, limit)
+
+    def begun(self, generations: Sequence[Generation]) -> dict[Generation, float]:
+        """Times of members."""
+        names = [str(one) for one in generations]
+        rows = self._db.execute(
+            f"SELECT generation, created FROM lease WHERE generation IN {among(names)}",  # noqa: S608 - only ?
+            names,
+        )
+        return {Generation.parse(name): created for name, created in rows.fetchall()}
 
     def changes(self, serial: int, version: int, limit: int = 1 << 62) -> tuple[StoredMember, ...]:
         """Members that have changed."""

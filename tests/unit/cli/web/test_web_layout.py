@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from chromium import CHROMIUM, Driven, driven
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 
 import web_long_site as site
+from cluster_process import allow_clusters
 from controller_lab import HAVE_MUNGED, munged, stop
 from vhpcd_process import make
 from web_site import Web
@@ -34,7 +35,9 @@ pytestmark = [
     pytest.mark.long,
 ]
 WIDTHS = (360, 768, 1280, 1920)
-PAGES = ("/", *(f"/jobs/{job}" for job in (site.RUNS, site.BOOTS, site.REFUSED)), "report")
+CLUSTERS = ("/clusters/1", "/?clusters")
+"""Pages of a site without keys of a fabric, which clusters cannot have."""
+PAGES = ("/", *(f"/jobs/{job}" for job in (site.RUNS, site.BOOTS, site.REFUSED)), *CLUSTERS, "report")
 
 SEEN = """
 (() => {
@@ -114,27 +117,36 @@ def look(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
         path.chmod(0o755)
     with munged() as key:
         vhpcd = make(folder, key, Fabric(backend="ethernet", vlan_first=100)).start()
+        (folder / "clusters").mkdir()
+        other = make(folder / "clusters", key)
+        allow_clusters(other, *site.NODES)
+        other.start()
         try:
             site.fill(vhpcd)
+            site.fill_clusters(other)
             found = report.gather(vhpcd.client, site.RUNS)
             assert found is not None
             (folder / "report.html").write_text(reporthtml.render(found))
-            web = Web(vhpcd)
+            webs = [Web(vhpcd), Web(other)]
             try:
                 with driven(folder) as page:
-                    page.open(web.address)
-                    yield looking(page, web.address.split("/?")[0], folder)
+                    for web in webs:
+                        page.open(web.address)
+                    yield looking(page, [web.address.split("/?")[0] for web in webs], folder)
             finally:
-                web.end()
+                for web in webs:
+                    web.end()
         finally:
-            assert vhpcd.process is not None
-            stop(vhpcd.process)
+            for one in (vhpcd, other):
+                assert one.process is not None
+                stop(one.process)
 
 
-def looking(page: Driven, base: str, folder: Path) -> Look:
+def looking(page: Driven, bases: Sequence[str], folder: Path) -> Look:
     @cache
     def look(path: str, width: int, scheme: str) -> dict[str, Any]:
         page.look(width, 900, scheme)
+        base = bases[path in CLUSTERS]
         page.open(f"file://{folder}/report.html" if path == "report" else base + path)
         assert page.value("document.querySelectorAll('td').length") > 8, "the page has its tables"
         found: dict[str, Any] = json.loads(page.value(SEEN))

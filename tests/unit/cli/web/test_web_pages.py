@@ -7,12 +7,10 @@ import json
 import os
 import pwd
 import re
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
 
 from controller_lab import HAVE_MUNGED, Munged, free_port, munged, stop, wait_for  # noqa: E402
 from vhpcd_process import Vhpcd, make  # noqa: E402
-from web_site import HOSTILE, Web, fill  # noqa: E402
+from web_site import HOSTILE, Web, behind_a_proxy, fill  # noqa: E402
 
 from vhpc_slurm.config.fabric import Fabric  # noqa: E402
 from vhpc_slurm.controller.api.status_messages import DeviceWire  # noqa: E402
@@ -162,25 +160,6 @@ def test_a_head_that_is_too_large_is_refused(mine: Web) -> None:
         # more than 16 KiB, and no end
         link.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: " + b"a" * 20_000)
         assert link.recv(100).startswith(b"HTTP/1.1 400 ")
-
-
-@contextmanager
-def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
-    """A client in the place of the site's web server."""
-    folder = Path(f"/run/vhpc-web-pages-{os.getpid()}")
-    folder.mkdir(mode=0o755)
-    options = ("--socket", str(folder / "socket"), "--user-header", "X-Remote-User", "--host", "hpc.example")
-    web = Web(vhpcd, *options, lines=0)
-    try:
-        wait_for((folder / "socket").exists, "vhpc web made no socket")
-        transport = httpx.HTTPTransport(uds=str(folder / "socket"), retries=5)
-        with httpx.Client(transport=transport, base_url="http://hpc.example", timeout=30) as client:
-            yield client
-        assert web.end() == 0
-        assert not (folder / "socket").exists()
-    finally:
-        web.end()
-        shutil.rmtree(folder)
 
 
 @pytest.mark.promise("attack.web-proxy")

@@ -7,6 +7,7 @@ import pwd
 import time
 from typing import Any
 
+from cluster_process import member
 from controller_lab import allocation, manifest, publish, request
 from vhpcd_process import Vhpcd
 from web_site import GPU_AT, VF_AT, end, host, timeline
@@ -28,6 +29,7 @@ IMAGE, TAG = "debian-bookworm-openmpi-5.0-cuda-12.6-nightly", "2026.11.26-rebuil
 USER = "bioinformatics-service"
 NODES = tuple(f"gpu-rack12-node{number:03}" for number in (1, 2, 5, 17))
 RUNS, BOOTS, REFUSED, STUCK, UNBROKEN = 4194301, 4194302, 4194303, 4194304, 4194305
+MEMBERS, CLUSTER = 4194310, "parsl-workers_of-the-hyperparameter-search-2026-11-26-seed-0001"
 NAME = "train_resnet152_imagenet21k.seed-0001_lr-0.00025_batch-4096"
 STAYS = "VF 0000:5e:00.2 does not come back from vfio-pci: Device or resource busy; see dmesg of this node"
 
@@ -56,6 +58,13 @@ def fill(vhpcd: Vhpcd) -> None:
         vhpcd.client.report_usage_so_far(node, [NodeUsage(lease.generation, node, guests)])
     stuck = DeviceWire(address="0000:af:00.0", role="gpu", reason=STAYS, since=time.time() - 7200)
     vhpcd.client.report_quarantine("gpu-rack12-node042", [stuck])
+
+
+def fill_clusters(vhpcd: Vhpcd) -> None:
+    """Clusters with jobs that run and boot, and one that is kept."""
+    for number, nodes in enumerate((NODES, NODES[:1], NODES[1:2])):
+        member(vhpcd, MEMBERS + number, "games", CLUSTER, *nodes, joins=number < 2)
+    vhpcd.client.keep_cluster("later", 86400.0)
 
 
 def _open(vhpcd: Vhpcd, job_id: int, name: str, image: ImageRef, nodes: tuple[str, ...]) -> Lease:

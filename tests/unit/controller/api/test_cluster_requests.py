@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from checkpoint_rig import nodes
@@ -14,7 +15,7 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import cluster_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.wire_types import ReadyState
-from vhpc_slurm.model import Generation, LeaseState, Roster
+from vhpc_slurm.model import Generation, LeaseState, Roster, Viewer
 
 NETWORK = Network(allowed=("none", "job"))
 
@@ -123,7 +124,15 @@ def test_users_have_their_own_clusters(tmp_path: Any) -> None:
         assert await listed(None) == [("dask", ALICE), ("later", BOB)]
         (serial,) = [one.serial for one in (await vhpcd.ask(messages.ListClusters(), ALICE)).clusters]
         page = await vhpcd.ask(messages.ListClusterJobs(cluster=serial), ALICE)
-        assert [(job.member.generation, job.joined) for job in page.jobs] == [(one, False)]
+        assert [(job.member.generation, job.joined, job.uid) for job in page.jobs] == [(one, False, ALICE)]
+        assert abs(page.jobs[0].since - time.time()) < 60
+        operator = Viewer(BOB, everything=True)
+        seen = await vhpcd.parts.requests.answer(messages.ListClusters(), BOB, operator)
+        assert [item.uid for item in seen.clusters] == [ALICE, BOB]
+        seen = await vhpcd.parts.requests.answer(messages.ListClusterJobs(cluster=serial), BOB, operator)
+        assert seen == page
+        denied = await vhpcd.parts.requests.answer(messages.RemoveCluster(cluster=serial), BOB, operator)
+        assert denied.what == f"there is no cluster of number {serial}"
         refused = await vhpcd.ask(messages.ListClusterJobs(cluster=serial), BOB)
         assert refused.what == f"there is no cluster of number {serial}"
         assert await vhpcd.ask(messages.RemoveCluster(cluster=serial), BOB) == refused
