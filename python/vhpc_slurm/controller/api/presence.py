@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 
 from vhpc_slurm.controller.api.connection import Connection
-from vhpc_slurm.controller.passes import guarded
+from vhpc_slurm.errors import VhpcError
 
 PROBE_S, PROBES = 0.2, 3
 """A node that is silent for a second is probed at this interval, and so often; then it is silent."""
@@ -50,6 +51,8 @@ _OPTIONS = (
 )
 _LAST_ACK_RECV, _INFO_SIZE = 56, 104
 """Of tcpi_last_ack_recv in struct tcp_info (linux/tcp.h), in bytes; it is in milliseconds."""
+
+log = logging.getLogger("vhpcd")
 
 Place = tuple[str, str]
 """A generation, and one of its nodes."""
@@ -182,15 +185,16 @@ class Presence:
         return proof and not overdue
 
     async def _tell(self, place: Place, since: float) -> None:
-        with guarded(f"node {place[1]} is not marked as silent"):
-            # Nothing is awaited before this is in the database's queue: the node's next question comes later.
-            if self._lose is None or place in self._links:
-                return
-            await self._lose(*place)
+        # Nothing is awaited before this is in the database's queue: the node's next question comes later.
+        if self._lose is None or place in self._links:
             return
-        await asyncio.sleep(AGAIN_S)
-        if place not in self._links:
-            self._silent.setdefault(place, since)
+        try:
+            await self._lose(*place)
+        except VhpcError as err:
+            log.warning("node %s is silent, which is not stored: %s", place[1], err.line())
+            await asyncio.sleep(AGAIN_S)
+            if place not in self._links:
+                self._silent.setdefault(place, since)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
