@@ -73,11 +73,10 @@ def in_boot(lab: Lab, job: Job, node: str, act: str, sign: str = "") -> None:
 
 
 @contextmanager
-def unplugged(lab: Lab, node: str) -> Iterator[None]:
-    """The only interface of a node is down; commands of the tests reach it through its namespace."""
-    lab.run(node, "ip", "link", "set", "eth0", "down")
+def unplugged(lab: Lab, node: str) -> Iterator[float]:
+    """The only interface of a node is down since this time; commands reach it through its namespace."""
     try:
-        yield
+        yield float(lab.run(node, "sh", "-ec", "ip link set eth0 down; date +%s.%N").out)
     finally:
         lab.run(node, "ip", "link", "set", "eth0", "up")
 

@@ -105,7 +105,9 @@ def test_connections_survive_a_day_and_clocks_are_right(lab: Lab, library: str) 
             float(lab.run("login", "stat", "-c", "%.3Y", f"/home/alice/slurm-{second.id}.out").out) + DAY_S
         )
         lines = [line for line in written(job) + written(second) if line != "status 0"]
-        found = [[float(number) for number in LINE.match(line).groups()] for line in lines]  # type: ignore[union-attr]
+        matches = [LINE.match(line) for line in lines]
+        assert None not in matches, lines
+        found = [[float(number) for number in match.groups()] for match in matches if match is not None]
         for rank in (0, 1):
             own = [row[1:] for row in found if row[0] == rank]
             assert [row[0] for row in own] == list(range(1, TURNS + 1)), (before, second.output())

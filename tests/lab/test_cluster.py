@@ -9,7 +9,9 @@ import time
 import pytest
 from cluster import Lab
 from cluster_jobs import SMALL, WAIT, calls, cancelled, end, member, members
-from injection import boots, kill_qemu, said, settled, until
+from injection import boots, kill_qemu, said, settled, unplugged, until
+
+from pace import limit
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -63,6 +65,47 @@ def test_a_guest_that_dies_is_gone_for_the_others(lab: Lab) -> None:
         ]
         print("gone after", float(lab.run("login", "stat", "-c", "%.3Y", events).out) - begin, "s")
         end(lab, stays)
+
+
+def events(lab: Lab, job: Job) -> list[tuple[str, int]]:
+    """The events of the others that the guest of a job has seen."""
+    rows = [
+        json.loads(line)
+        for line in lab.run("login", "cat", f"events-{job.id}", user=job.user).out.splitlines()
+    ]
+    return [(row["event"], row["job"]) for row in rows if row["job"] != job.id]
+
+
+@pytest.mark.promise("cluster.silent")
+def test_guests_of_a_silent_node_are_gone_and_come_back(lab: Lab) -> None:
+    with cancelled(lab):
+        stays, silent = member(lab, "n1"), member(lab, "n2")
+        address = lab.run("n1", "getent", "ahostsv4", "n2").out.split()[0]
+        accepted = f"nft list ruleset | grep -c '{address}'; bridge fdb | grep -c 'dst {address}'"
+        until(lambda: events(lab, stays) == [("join", silent.id)], "a join", 60)
+        with unplugged(lab, "n2") as began:
+            until(lambda: events(lab, stays)[1:] == [("leave", silent.id)], "the silent node to be gone", 60)
+            ended = lab.run("login", "stat", "-c", "%.3Y", f"/home/alice/events-{stays.id}").out
+            print("gone after", took := float(ended) - began, "s")
+            assert took < limit(2.0)
+            assert lab.run("n1", "sh", "-c", accepted, check=False).out.split() == ["0", "0"]
+            third = member(lab, "n1")  # its start does not wait for the silent node
+            assert members(lab, third).keys() == {stays.id, third.id}
+        begin = time.time()
+        until(lambda: members(lab, third).keys() == {stays.id, silent.id, third.id}, "it to be back", 60)
+        print("back after", time.time() - begin, "s")
+        assert calls(lab, third, f"n2-j{silent.id}") == str(silent.id)
+        assert calls(lab, silent, f"n1-j{third.id}") == str(third.id)
+        lab.service("ctl", "restart", "vhpcd")
+        fourth = member(lab, "n2")
+        assert members(lab, fourth).keys() == {stays.id, silent.id, third.id, fourth.id}
+        seen = events(lab, stays)
+        assert [event for event in seen if event[0] == "leave"] == [("leave", silent.id)]
+        assert sorted(job for event, job in seen if event == "join") == sorted(
+            [silent.id, silent.id, third.id, fourth.id]
+        )
+        end(lab, stays, silent, third, fourth)
+        settled(lab)
 
 
 @pytest.mark.promise("cluster.apart")

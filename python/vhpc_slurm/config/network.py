@@ -45,11 +45,6 @@ LEAST_MTU = 1280
 LAST_PORT = 65535
 VXLAN_PORT = 4789
 """IANA's port of VXLAN, which others on the node may use."""
-FOLLOWERS_S = 20
-"""Seconds after a restart of vhpcd by which all nodes of clusters have asked again, with some to spare.
-
-An attempt to connect takes up to 5 s (CONNECT_ALONE_S), and then they pause for up to 5 s (AWAY_MOST_S).
-"""
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -379,16 +374,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Longest time that the ready barrier adds to a Prolog, in seconds.
 
         The first node gives the others the time to find out which guests do not reach each other. In a
-        cluster it gives the nodes of other members ``aware_s``, and then its guests test other members.
+        cluster it gives the nodes of other members as long, and then its guests test other members.
         """
-        if "job" not in self.allowed:
-            return 0
-        return self.ready_timeout_s + 3 * self.reach_timeout_s + self.aware_s
-
-    @property
-    def aware_s(self) -> int:
-        """How long the nodes of a cluster have to take a new member into their networks, in seconds."""
-        return max(FOLLOWERS_S, 2 * self.reach_timeout_s)
+        return self.ready_timeout_s + 5 * max(10, self.reach_timeout_s) if "job" in self.allowed else 0
 
     @property
     def ipv4_network(self) -> IPv4Network:

@@ -34,6 +34,8 @@ from vhpc_slurm.model import (
 NodeState = Literal["waiting", "passed", "failed"]
 """Of a node before its job starts: its guests are set up, but not all guests that they test have answered;
 all have answered; it gave up."""
+PAGE_BYTES = 256 << 10
+"""About how much JSON goes into one page of a list."""
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -46,6 +46,12 @@ CONNECT_S = 10.0
 PAUSE_S = 1.0
 AWARE_S = 0.2
 """The shortest time between two questions whether all nodes of a cluster know the job."""
+FOLLOWERS_S = 20.0
+"""The nodes of the other members of a cluster have at least so long to take a new one into their networks.
+
+After a restart of vhpcd all have asked again by then: an attempt to connect ends after ``CONNECT_ALONE_S``, a
+pause of a follower after ``AWAY_MOST_S``.
+"""
 REQUEUES = 2
 """How many times a job is requeued because of the network between its nodes; after that it fails."""
 
@@ -92,6 +98,7 @@ class _Barrier:
         self._node, self._guests = node.plan.node, node.guests
         self._nodes = lease.segment_nodes
         self._until = time.monotonic() + self._config.network.ready_timeout_s
+        self._aware_s = max(FOLLOWERS_S, 2 * self._config.network.reach_timeout_s)
         self._joining = False
 
     def wait(self) -> None:
@@ -209,7 +216,7 @@ class _Barrier:
         return FabricError(
             f"a node of cluster {self._lease.cluster.name} has not taken the job into its network: "
             f"{', '.join(state.first_unaware) or 'unknown'}",
-            f"waited for {self._config.network.aware_s} s on {self._node}",
+            f"waited for {self._aware_s:g} s on {self._node}",
             "see hooks.log of that node (follower), and run there: vhpc reconcile",
         )
 
@@ -227,7 +234,7 @@ class _Barrier:
                 if not first or self._lease.cluster is None or state.failure is not None:
                     return
                 if not self._joining:
-                    self._joining, until = True, time.monotonic() + self._config.network.aware_s
+                    self._joining, until = True, time.monotonic() + self._aware_s
                 if state.unaware == 0:
                     return
                 if time.monotonic() >= until:

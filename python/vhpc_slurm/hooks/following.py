@@ -18,17 +18,12 @@ from msgspec.structs import replace
 
 from vhpc_slurm.hooks.followerport import Guests, Network, Process, Setting, Vhpcd
 from vhpc_slurm.hooks.interrupts import Terminated, Woken, one_line
+from vhpc_slurm.hooks.pacing import ASK_S, PACE_S, RETRY_S
 from vhpc_slurm.model import Generation, Roster
 from vhpc_slurm.node.store.membership import Membership
 
 log = logging.getLogger("vhpc")
 
-ASK_S = 25.0
-"""vhpcd answers after so many seconds, in which nothing has changed."""
-PACE_S = 1.0
-"""The shortest time between two questions, unless there were news."""
-RETRY_S = 5.0
-"""The pause after the network could not be changed."""
 TELL_AGAIN_S = 30.0
 """The pause after a guest did not take what it was told."""
 AWAY_S, AWAY_MOST_S = 1.0, 5.0

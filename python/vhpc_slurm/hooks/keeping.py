@@ -17,18 +17,13 @@ from msgspec import Struct
 
 from vhpc_slurm.hooks.interrupts import Terminated, one_line
 from vhpc_slurm.hooks.keeperport import Begin, Guests, Process, Saving, Setting, Vhpcd
+from vhpc_slurm.hooks.pacing import ASK_S, PACE_S, RETRY_S
 from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState, OrderKind, SavedNode
 
 log = logging.getLogger("vhpc")
 
-ASK_S = 25.0
-"""vhpcd answers after so many seconds, in which it has no order."""
 SAVING_ASK_S = 10.0
 """vhpcd is asked at this interval while the guests are written: it may have given up the checkpoint."""
-PACE_S = 1.0
-"""The shortest time between two questions, unless an order came."""
-RETRY_S = 5.0
-"""The pause after guests could not be told to continue, and after guests were ended."""
 AWAY_S, AWAY_MOST_S = 2.0, 60.0
 """The pause after a question without an answer, which becomes longer if no guest waits for vhpcd."""
 SPARE_S = 60.0

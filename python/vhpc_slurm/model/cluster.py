@@ -95,7 +95,7 @@ class ClusterJob(Record, frozen=True):
 
 
 class Roster(Record, frozen=True):
-    """What has changed in a cluster since a version of it.
+    """The changes in a cluster since a version of it.
 
     Attributes:
         version: of the cluster after these changes, for the next question.

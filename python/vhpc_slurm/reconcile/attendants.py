@@ -36,7 +36,7 @@ POLL_S = 0.1
 
 
 class _Lost(Record, frozen=True):
-    """What a lost attendant is reported as.
+    """The report of a lost attendant.
 
     Attributes:
         attendant: its kind.

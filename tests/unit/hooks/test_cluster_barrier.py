@@ -17,7 +17,6 @@ from follower_rig import member, with_gone
 from network_lab import running_of
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.config import network as config_of_networks
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import NodeFailure, ReadyState
@@ -86,7 +85,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     found.know()
     monkeypatch.setattr(barrier, "reach", found.reach)
     monkeypatch.setattr(barrier, "AWARE_S", 0.01)
-    monkeypatch.setattr(config_of_networks, "FOLLOWERS_S", 0)
+    monkeypatch.setattr(barrier, "FOLLOWERS_S", 0)
     monkeypatch.setattr(GuestChannel, "connect", lambda *_: contextlib.nullcontext())
     return found
 

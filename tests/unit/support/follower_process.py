@@ -59,8 +59,8 @@ def tell(*words: object) -> None:
 
 
 def main() -> None:
-    ControllerClient.roster = roster  # type: ignore[method-assign,assignment,attr-defined,unused-ignore]
-    ClusterNetwork.follow = follow  # type: ignore[method-assign,assignment]
+    setattr(ControllerClient, "roster", roster)  # noqa: B010 - mypy refuses an assignment to a method
+    setattr(ClusterNetwork, "follow", follow)  # noqa: B010 - as above
     vars(cluster_guests)["tell"] = tell
     attending.LOCK_S = 2.0
     follower.entry(*sys.argv[2:])

@@ -142,7 +142,7 @@ class Cluster:
     def __init__(self) -> None:
         self.hosts: list[Host] = []
         try:
-            switch = self._add("sw", "")
+            self.switch = switch = self._add("sw", "")
             with inside(switch.namespace):
                 ip("link", "add", "switch", "type", "bridge", "mcast_snooping", "0")
                 ip("link", "set", "switch", "up")

@@ -205,6 +205,6 @@ def fill(rows: list[tuple[int, Item]], limit: int) -> tuple[tuple[Item, ...], in
     size = 0
     for count, (_, item) in enumerate(rows):
         size += len(msgspec.json.encode(item))
-        if count and size > wire.PAGE_BYTES:
+        if count and size > wire_types.PAGE_BYTES:
             return tuple(item for _, item in rows[:count]), rows[count - 1][0]
     return tuple(item for _, item in rows), rows[-1][0] if len(rows) >= limit else None

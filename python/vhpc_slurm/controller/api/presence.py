@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes of clusters that are silent, as the kernel finds by TCP keepalive.
 
-The follower of a member always has a connection to vhpcd: its question waits there, and that of the last answer
-stays open until the next question has come. While a node has power and network its kernel answers the probes,
-whatever its processes do. So a connection that is closed says nothing about its node; one that times out does.
+The follower of a member always has a connection to vhpcd: its question waits there, and the connection of an
+answer stays open until the next question has come. While a node has power and network its kernel answers
+probes, whatever its processes do. So a connection that is closed says nothing about its node; one that times
+out does.
 
-The kernel's intervals are whole seconds. A changed TCP_KEEPIDLE sets the timer again, and one that is in the past
-expires at once (do_tcp_setsockopt and tcp_keepalive_timer in Linux), so vhpcd has further probes sent sooner.
+The kernel's intervals are whole seconds. Setting TCP_KEEPIDLE again sets the timer again, and a time in the
+past expires at once (do_tcp_setsockopt and tcp_keepalive_timer in Linux): so further probes are sent sooner.
 
 If vhpcd's own network fails, all nodes are silent at once. Therefore a node counts as silent only if another
 one has answered later, or if no other one owes an answer.
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 
 from vhpc_slurm.controller.api.connection import Connection
-from vhpc_slurm.controller.passes import guarded
+from vhpc_slurm.errors import VhpcError
 
 PROBE_S, PROBES = 0.2, 3
 """A node that is silent for a second is probed at this interval, and so often; then it is silent."""
@@ -49,6 +51,8 @@ _OPTIONS = (
 )
 _LAST_ACK_RECV, _INFO_SIZE = 56, 104
 """Of tcpi_last_ack_recv in struct tcp_info (linux/tcp.h), in bytes; it is in milliseconds."""
+
+log = logging.getLogger("vhpcd")
 
 Place = tuple[str, str]
 """A generation, and one of its nodes."""
@@ -109,7 +113,7 @@ class Presence:
             self._start(self._probe())
 
     async def ready(self, connection: Connection) -> None:
-        """Wait while a node is overdue: with an answer on its way to it the kernel would begin to wait again."""
+        """Wait while a node is overdue: with an answer on its way the kernel would begin to wait again."""
         link = self._of.get(connection)
         while link is not None and link.heard_s() > OVERDUE_S:
             await asyncio.sleep(PROBE_S)
@@ -181,15 +185,16 @@ class Presence:
         return proof and not overdue
 
     async def _tell(self, place: Place, since: float) -> None:
-        with guarded(f"node {place[1]} is not marked as silent"):
-            # The database has this in its queue before anything is awaited: the node's next question comes later.
-            if self._lose is None or place in self._links:
-                return
-            await self._lose(*place)
+        # Nothing is awaited before this is in the database's queue: the node's next question comes later.
+        if self._lose is None or place in self._links:
             return
-        await asyncio.sleep(AGAIN_S)
-        if place not in self._links:
-            self._silent.setdefault(place, since)
+        try:
+            await self._lose(*place)
+        except VhpcError as err:
+            log.warning("node %s is silent, which is not stored: %s", place[1], err.line())
+            await asyncio.sleep(AGAIN_S)
+            if place not in self._links:
+                self._silent.setdefault(place, since)
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -52,8 +52,6 @@ from vhpc_slurm.model import JobRequest, NodeReport, Resume, SshKeys, Stage, Tun
 VERSION, OLDEST, readable = versions.VERSION, versions.OLDEST, versions.readable
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
-PAGE_BYTES = 256 << 10
-"""About how much JSON goes into one page of a list."""
 TTL_S = 60
 """Time to live of credentials; how far the clocks of two hosts may differ."""
 MAX_WAIT_S = 600.0

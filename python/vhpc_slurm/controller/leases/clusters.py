@@ -20,6 +20,7 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.leases import cluster_rules as rules
 from vhpc_slurm.controller.store.clusters import StoredCluster, StoredMember
+from vhpc_slurm.controller.wire_types import PAGE_BYTES
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     ClusterMember,
@@ -45,8 +46,6 @@ NAMED = 8
 """Most nodes that are named."""
 ROWS = 500
 """Most members in a page."""
-PAGE_BYTES = 256 << 10
-"""About how much JSON goes into a page."""
 
 Place = tuple[Generation, str]
 """A member, and one of its nodes."""
