@@ -7,7 +7,7 @@ import json
 import time
 
 import pytest
-from cluster import Lab
+from cluster import Job, Lab
 from cluster_jobs import SMALL, WAIT, calls, cancelled, end, member, members
 from injection import boots, kill_qemu, said, settled, unplugged, until
 

@@ -32,6 +32,7 @@ WEEK = Rule(name="week", partitions=("main",), max_cluster_kept_days=7)
         ),
         (JOIN, "course/dask", True, 1, ""),
         (JOIN, "course/dask", False, 1, "it does not permit to create clusters of accounts, and there is no"),
+        (JOIN, "course/dask:keep", True, 1, "it does not permit to keep clusters of accounts (submit the"),
         (CREATE, "physics/dask:keep", False, 1, ""),
         (SMALL, "dask", True, 4, ""),
         (
@@ -69,6 +70,8 @@ def test_the_most_generous_rule_gives_the_time() -> None:
     assert clusters.longest_s([SMALL, WEEK]) == 7 * 86400
     assert clusters.longest_s([SMALL, WEEK, CREATE]) is None
     assert clusters.longest_s([None, WEEK]) is None
+    assert clusters.shortest_s([None, WEEK, CREATE]) == 7 * 86400
+    assert clusters.shortest_s([None, CREATE]) is None
 
 
 @pytest.mark.parametrize(

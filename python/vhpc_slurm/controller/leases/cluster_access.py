@@ -12,7 +12,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Viewer
 from vhpc_slurm.options import cluster_account
 from vhpc_slurm.policy import PolicyError
-from vhpc_slurm.policy import clusters as policy
+from vhpc_slurm.policy import clusters as limits
 
 
 class ClusterAccess:
@@ -60,11 +60,11 @@ class ClusterAccess:
             UserError: Slurm has not told the user's rights.
         """
         rules = self._rules_of(name, viewer)
-        longest = policy.longest_s(rules)
+        longest = limits.longest_s(rules)
         if longest is None:
             return for_s
         if longest == 0 or (for_s or 0) > longest:
-            days = f"{longest / policy.DAY_S:.0f} days at most" if longest else "no clusters"
+            days = f"{longest / limits.DAY_S:.0f} days at most" if longest else "no clusters"
             raise PolicyError(f"cluster {name} is not kept", f"the policy of the site permits to keep {days}")
         return longest if for_s is None else for_s
 
@@ -82,7 +82,7 @@ class ClusterAccess:
                 f"cluster {name} is not yours",
                 f"Slurm has no association of {viewer.user} with account {account}",
             )
-        found = policy.of_user(self._rules, viewer.user, name)
+        found = limits.of_user(self._rules, viewer.user, name)
         if not found:
             raise PolicyError(
                 f"cluster {name} is not yours to keep or remove",

@@ -35,7 +35,7 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.options import parse_cluster
 from vhpc_slurm.policy import PolicyError, Subject, applying
-from vhpc_slurm.policy import clusters as policy
+from vhpc_slurm.policy import clusters as limits
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -102,31 +102,35 @@ class Clusters:
     # --- leases ---------------------------------------------------------------
 
     def enter(
-        self, request: JobRequest, segment: Segment, parts: Sequence[SegmentPart]
+        self, requests: Sequence[JobRequest], segment: Segment, parts: Sequence[SegmentPart]
     ) -> tuple[ClusterPlace, Segment]:
         """A new job becomes a member, in the transaction that makes its lease; its segment has addresses.
+
+        ``requests`` are those of all components with a network of a heterogeneous job.
 
         Raises:
             PolicyError: the policy does not permit it.
             UserError: there are no addresses for it, its nodes do not reach those of the other members, or
                 the user keeps too many clusters.
         """
+        request = requests[0]
         assert request.cluster is not None
         store, now = self._store.clusters, self._clock()
         name, kept = parse_cluster(request.cluster)
         guests = sum(len(part.nodes) * part.guests_per_node for part in parts)
         cluster = store.find(request.uid, name)
-        rule = applying(self._policy, Subject.of(request))
         others = 0 if cluster is None else store.count(cluster.serial)[1]
-        exists = cluster is not None
-        if line := policy.job_refusal(rule, request.cluster, exists=exists, guests=others + guests):
-            raise PolicyError(line)
+        applied = [applying(self._policy, Subject.of(one)) for one in requests]
+        for rule in applied:
+            exists = cluster is not None
+            if line := limits.job_refusal(rule, request.cluster, exists=exists, guests=others + guests):
+                raise PolicyError(line)
         cluster = cluster or store.create(request.uid, name, now)
         for other in store.members(cluster.serial, limit=1):
             if line := rules.apart(segment, other.member.segment):
                 raise UserError(f"--vhpc-cluster={request.cluster}: {line}")
         if kept:
-            self._keep_longer(cluster, policy.longest_s([rule]))
+            self._keep_longer(cluster, limits.shortest_s(applied))
         taken = store.taken(cluster.serial, now - rules.RESERVED_S)
         first = rules.choose(taken, guests, self._network.most_guests)
         if first is None:

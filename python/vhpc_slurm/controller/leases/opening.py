@@ -268,7 +268,7 @@ class LeaseOpening:
         if segment is None or wanted[0].request.cluster is None:
             return None, segment
         try:
-            return self._clusters.enter(wanted[0].request, segment, _parts(wanted, generations))
+            return self._clusters.enter([one.request for one in wanted], segment, _parts(wanted, generations))
         except UserError as err:
             cause = "policy" if isinstance(err, policy.PolicyError) else "cluster"
             raise _RefusedError(_Refusal(cause, err.line())) from err

@@ -20,8 +20,12 @@ from vhpc_slurm.slurm.settings import SlurmSettings
 PARTITIONS = (SlurmPartition("main", "OFF"), SlurmPartition("gpu1", "OFF"))
 
 
-def found(config: Config, enforced: str = "associations,limits,qos,safe") -> list[tuple[Level, str, str]]:
-    settings = SlurmSettings.parse(f"AccountingStorageEnforce = {enforced}\n")
+def found(
+    config: Config, enforced: str = "associations,limits,qos,safe", storage: str = "slurmdbd"
+) -> list[tuple[Level, str, str]]:
+    settings = SlurmSettings.parse(
+        f"AccountingStorageEnforce = {enforced}\nAccountingStorageType = accounting_storage/{storage}\n"
+    )
     return [(one.level, one.what, one.hint) for one in policy.check(config, settings, PARTITIONS)]
 
 
@@ -39,6 +43,14 @@ def test_conditions_that_users_choose_are_named() -> None:
     assert "'a' has accounts" in first[1]
     assert first[2] == "AccountingStorageEnforce=associations in slurm.conf"
     assert "'b' has qos" in second[1]
+
+
+def test_clusters_of_accounts_need_associations() -> None:
+    config = Config(policy=(Rule(name="a"), Rule(name="b", users=("x",), account_clusters="join")))
+    (order,) = found(config)
+    assert "'b' never applies" in order[1]
+    first, _ = found(config, storage="none")
+    assert "policy rule 'b' has account_clusters, and Slurm has no associations" in first[1]
 
 
 def test_a_rule_that_never_applies_is_named() -> None:

@@ -100,6 +100,19 @@ def test_a_rule_may_permit_to_join_only(site: ClusterSite) -> None:
     )
 
 
+def test_rules_of_all_components_count(site: ClusterSite) -> None:
+    site.member(1, "n1", cluster=DASK, guests_per_node=2, **ALICE)
+    parts = (
+        Wanted(component(0, 2, cluster=DASK, account="physics"), allocation("n3"), identity(0)),
+        Wanted(component(1, 2, cluster=DASK, account="physics", qos="low"), allocation("n4"), identity(0)),
+    )
+    site.policy = (Rule(name="low", qos=("low",), account_clusters="create", max_cluster_guests=3), *RULES)
+    site.restart()
+    refused = open_all(site, *parts)
+    assert [lease.state for lease in refused] == [LeaseState.REFUSED] * 2
+    assert "rule 'low' refuses the job: it permits 3 guests in a cluster" in refused[0].refusal
+
+
 def test_a_rule_limits_the_guests_of_a_cluster(site: ClusterSite) -> None:
     site.member(1, "n1", cluster=DASK, guests_per_node=2, **ALICE)
     site.member(2, "n2", cluster=DASK, **BOB)

@@ -33,6 +33,7 @@ def check(
         return
     found = [
         *_conditions(config, settings),
+        *_clusters(config, settings),
         *_partitions(config, partitions),
         *_hidden(config),
         *_files(config),
@@ -72,6 +73,17 @@ def _conditions(config: Config, settings: SlurmSettings) -> Iterator[CheckResult
                 f"policy rule {rules[0]!r} has {key}, which users choose freely: Slurm does not check them",
                 f"AccountingStorageEnforce={word} in slurm.conf",
             )
+
+
+def _clusters(config: Config, settings: SlurmSettings) -> Iterator[CheckResult]:
+    """Rules that permit clusters of accounts, where Slurm does not know who is in an account."""
+    rules = [rule.name for rule in config.policy if rule.account_clusters != "none"]
+    if rules and settings.first("AccountingStorageType") != "accounting_storage/slurmdbd":
+        yield warn(
+            "policy.accounting",
+            f"policy rule {rules[0]!r} has account_clusters, and Slurm has no associations: no job gets one",
+            "AccountingStorageType=accounting_storage/slurmdbd in slurm.conf",
+        )
 
 
 def _partitions(config: Config, partitions: Sequence[SlurmPartition]) -> Iterator[CheckResult]:
