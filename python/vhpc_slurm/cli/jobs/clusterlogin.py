@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc cluster login: a front end of a cluster, which is a small job that is a member of it."""
+# Decision: The front end of a cluster is a job
 
 from __future__ import annotations
 
