@@ -33,6 +33,11 @@ NOT_NOW = re.compile(r"not booted yet|is being saved|has ended|is not running|is
 LATE = re.compile(r"does not run in guests|the command srun starts")
 FORGETS_S = 300.0
 """So long a killed slurmctld may take a job that it has requeued for running, and steps may wait for it."""
+STALE_S = 150.0
+"""A killed slurmctld may take a step that has ended for one that runs until its job ends, also natively.
+
+The next step waits for its CPUs: after SlurmctldTimeout and some seconds the user requeues the job.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class Life:
         self._failures = 0
         self._restarts = 0
         self._since = time.monotonic()
+        self._waits: float | None = None
+        """Since when a step of it waits for slurmctld."""
         self.jobs = [shared.submit(script(kind, self.turns), *kind.options, *OPTIONS)]
 
     @property
@@ -189,6 +196,7 @@ class Life:
             self._refused(begin, line)
             return
         self._shared.record.valid += 1
+        self._waits = None
         self._kept.append((json.loads(done.out)["name"], floor))
         self._failures = 0
         if way == "stop":
@@ -199,6 +207,12 @@ class Life:
 
     def _refused(self, begin: float, line: str) -> None:
         self._shared.record.refused.append(line)
+        if "the command srun starts" in line:
+            self._waits = self._waits or begin
+            if time.monotonic() - self._waits > STALE_S:
+                self._shared.background.log(f"job {self.ids[-1]}: its step waits, it is requeued")
+                self.lab.run("login", "scontrol", "requeue", str(self.ids[-1]), user="alice", check=False)
+                self._waits = None
         if not NOT_NOW.search(line):
             since = begin - FORGETS_S if LATE.search(line) else begin
             self._doubt(f"a checkpoint has failed without a fault: {line}", since)
