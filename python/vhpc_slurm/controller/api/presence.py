@@ -33,10 +33,10 @@ ANSWER_S = 0.5
 """A node confirms within about this time that it has received an answer: also after a retransmission."""
 HOLD_S = 120.0
 """An answered connection is kept so long for the next question."""
-SINCE_S = 0.5
-"""A node that times out was silent at least so long before."""
+IDLE_S, LATE_S = 1.0, 0.07
+"""The kernel probes a node that was silent for a second, at most so much later (the timer wheel's step)."""
 OVERDUE_S = 1.15
-"""The kernel probes a silent node after a second: the answer of one that was silent for longer is missing."""
+"""The answer of a node that was silent for longer is missing."""
 RETURN_S = 10.0
 """After vhpcd's network has failed its nodes have so long to ask again."""
 AGAIN_S = 1.0
@@ -49,8 +49,8 @@ _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES),
 )
-_LAST_ACK_RECV, _INFO_SIZE = 56, 104
-"""Of tcpi_last_ack_recv in struct tcp_info (linux/tcp.h), in bytes; it is in milliseconds."""
+_PROBES, _LAST_ACK_RECV, _INFO_SIZE = 3, 56, 104
+"""Of tcpi_probes and tcpi_last_ack_recv in struct tcp_info (linux/tcp.h), in bytes; the latter has ms."""
 
 log = logging.getLogger("vhpcd")
 
@@ -73,12 +73,21 @@ class _Link:
 
     def heard_s(self) -> float:
         """How long ago the node has answered."""
+        return self._info()[1]
+
+    def missed_s(self) -> float:
+        """How long ago the first packet was sent that the node has not answered, if it has timed out."""
+        probes, heard_s = self._info()
+        return heard_s - IDLE_S if probes else ANSWER_S
+
+    def _info(self) -> tuple[int, float]:
+        """How many probes are unanswered, and how long ago the last packet was answered."""
         try:
             found = self.connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
         except OSError:
-            return math.inf
+            return 0, math.inf
         (milliseconds,) = struct.unpack_from("=I", found, _LAST_ACK_RECV)
-        return float(milliseconds) / 1000
+        return found[_PROBES], float(milliseconds) / 1000
 
 
 class Presence:
@@ -89,7 +98,7 @@ class Presence:
         self._links: dict[Place, _Link] = {}
         self._of: dict[Connection, _Link] = {}
         self._silent: dict[Place, float] = {}
-        """Places that have timed out, and a time after the first packet that they did not answer."""
+        """Places that have timed out, and when the first packet was sent that they did not answer."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing = False
 
@@ -115,7 +124,9 @@ class Presence:
     async def ready(self, connection: Connection) -> None:
         """Wait while a node is overdue: with an answer on its way the kernel would begin to wait again."""
         link = self._of.get(connection)
-        while link is not None and link.heard_s() > OVERDUE_S:
+        for _ in range(2 * PROBES):
+            if link is None or link.heard_s() <= OVERDUE_S:
+                return
             await asyncio.sleep(PROBE_S)
 
     async def hold(self, connection: Connection) -> None:
@@ -142,7 +153,7 @@ class Presence:
             return
         del self._links[link.place]
         if connection.error in SILENT:
-            self._silent[link.place] = asyncio.get_running_loop().time() - SINCE_S
+            self._silent[link.place] = asyncio.get_running_loop().time() - link.missed_s()
             self._judge()
 
     def close(self) -> None:
@@ -167,22 +178,23 @@ class Presence:
                 self._start(self._tell(place, since))
 
     def _hears_others(self, place: Place, since: float) -> bool:
-        """Whether another node has answered after one was silent, or some others have, and none is overdue.
+        """Whether another node has answered after one was silent, or at that time, and none is overdue.
 
-        Their connections were there before: a node that has come later may be the first one to return after
+        Its connections were there before: a node that has come later may be the first one to return after
         vhpcd's network has failed.
         """
         now = asyncio.get_running_loop().time()
-        others = [link for link in self._links.values() if link.far and link.place[1] != place[1]]
-        proof, overdue = False, False
-        for link in others:
-            silent_s = link.heard_s()
+        at_that_time, overdue = False, False
+        for link in self._links.values():
+            if not link.far or link.place[1] == place[1]:
+                continue
+            heard_s = link.heard_s()
+            overdue = overdue or heard_s > OVERDUE_S
             if link.since < since or now - link.since > RETURN_S:
-                if now - silent_s > since:
+                if now - heard_s > since + LATE_S:
                     return True
-                proof = True
-            overdue = overdue or silent_s > OVERDUE_S
-        return proof and not overdue
+                at_that_time = at_that_time or now - heard_s > since - LATE_S
+        return at_that_time and not overdue
 
     async def _tell(self, place: Place, since: float) -> None:
         # Nothing is awaited before this is in the database's queue: the node's next question comes later.
