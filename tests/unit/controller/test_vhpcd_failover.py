@@ -233,7 +233,8 @@ def test_without_the_folder_an_epoch_counts_for_the_process(tmp_path: Path) -> N
 def test_a_host_with_a_vhpcd_asks_itself_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def ask(hosts: tuple[str, ...], *_: object) -> None:
+    def ask(hosts: tuple[str, ...], *_: object, keep: bool) -> None:
+        del keep
         asked.append(hosts)
         raise FabricError("enough")
 

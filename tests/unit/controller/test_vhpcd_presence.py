@@ -16,6 +16,8 @@ from vhpc_slurm.model import Generation
 
 ESTABLISHED, TIME_WAIT = "01", "06"
 """As in /proc/net/tcp (include/net/tcp_states.h)."""
+KEEPALIVE_TIMER = "02"
+"""As there, in the column ``tr`` (networking/proc_net_tcp in the kernel's documents)."""
 
 
 @pytest.fixture
@@ -43,6 +45,16 @@ def test_a_connection_stays_until_the_next_question(vhpcd: Vhpcd) -> None:
     assert states(vhpcd)[TIME_WAIT] == 0, "vhpcd closes first: a node has few ports below 1024"
     del client
     until(lambda: states(vhpcd)[ESTABLISHED] == 0, "the connection of a process that has ended")
+
+
+def test_the_kernels_of_both_ends_look_after_a_connection(vhpcd: Vhpcd) -> None:
+    client = vhpcd.client
+    generation = client.open_generation(request(1), allocation("n1")).generation
+    client.roster(generation, "n1", 0, (), 0.0)
+    port = f":{vhpcd.config.controller.port:04X}"
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    ends = [row for row in rows if row[3] == ESTABLISHED and (row[1] + row[2]).count(port)]
+    assert [row[5][:2] for row in ends] == [KEEPALIVE_TIMER] * 2, ends
 
 
 def test_questions_that_are_refused_leave_one_connection(vhpcd: Vhpcd) -> None:

@@ -18,10 +18,11 @@ from network_lab import running_of
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.controller import asking
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import NodeFailure, ReadyState
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.hooks import barrier
+from vhpc_slurm.hooks import barrier, following
 from vhpc_slurm.model import ClusterMember, Lease
 from vhpc_slurm.node.boot import follower
 from vhpc_slurm.node.guest.channel import GuestChannel
@@ -33,6 +34,7 @@ from vhpc_slurm.node.store.layout import Layout
 ALONE = member_lease(42, 5042, "n1", first=4)
 OLD, MIDDLE, NEW = member(7, "n3", "n4", first=1), member(20, "n5", first=3), member(50, "n6", first=9)
 JOINED = ReadyState(over=False)
+FOLLOWERS_S = barrier.FOLLOWERS_S
 
 
 @dataclass
@@ -111,6 +113,13 @@ def test_a_node_that_does_not_take_the_job_in_is_named(start: Start) -> None:
     line = "a node of cluster mesh has not taken the job into its network: n3 (job 7): waited for 0 s on n1"
     assert line in seen.value.line()
     assert start.said[-1] == ("failed", seen.value.line()), "other nodes and vhpcd are told"
+
+
+def test_followers_ask_again_before_a_start_fails() -> None:
+    """They notice that vhpcd's host is off, pause, and connect to one that has begun meanwhile."""
+    idle_s, interval_s, probes = (value for _, value in asking.KEEPALIVE)
+    notice_s = idle_s + interval_s * probes
+    assert notice_s + following.AWAY_MOST_S + asking.CONNECT_ALONE_S <= FOLLOWERS_S
 
 
 def test_it_fails_for_good_after_two_requeues(start: Start) -> None:
