@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from host_commands import HostCommands
+from slurm_says import shown
 
 from pace import PACE, limit
 
@@ -78,8 +79,8 @@ class Job:
 
     def show(self) -> dict[str, str]:
         """Fields of ``scontrol -o show job``; user text with spaces is cut, which no test looks at."""
-        done = self.lab.run("ctl", "scontrol", "-o", "show", "job", "-d", str(self.id))
-        words = (word for word in done.out.split() if not word.startswith("-"))  # options of SubmitLine
+        said = shown(self.lab.run, "job", "-d", str(self.id))
+        words = (word for word in said.split() if not word.startswith("-"))  # options of SubmitLine
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def told(self) -> str:
@@ -316,7 +317,7 @@ class Lab:
 
     def node_state(self, node: str) -> tuple[str, str]:
         """(state, reason) of a node."""
-        out = self.run("ctl", "scontrol", "-o", "show", "node", node).out
+        out = shown(self.run, "node", node)
         state = re.search(r" State=(\S+)", out)
         reason = re.search(r" Reason=(.*?)(?: \[|$)", out)
         assert state is not None

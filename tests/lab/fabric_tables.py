@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from cluster import Job, Lab
+from injection import until
 
 # as /etc/vhpc/ports.map says: port GUIDs of each node's adapters
 ADAPTERS = {
@@ -65,3 +66,8 @@ def holding(*jobs: tuple[Job, int, tuple[str, ...]]) -> dict[int, set[int]]:
 def by_node(found: dict[int, set[int]]) -> dict[str, list[list[int]]]:
     """The tables of each node, whichever of its adapters has which."""
     return {node: sorted(sorted(found[guid]) for guid in guids) for node, guids in ADAPTERS.items()}
+
+
+def nobody_has_a_key(lab: Lab) -> None:
+    until(lambda: not lab.leases(), "all leases to be released", 180)
+    assert tables(lab) == NOBODY

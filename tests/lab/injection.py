@@ -44,6 +44,12 @@ def let_go(lab: Lab, job: Job) -> None:
     lab.run("login", "touch", f"/home/{job.user}/go-{job.id}", user=job.user)
 
 
+def admin_comment(lab: Lab, job: Job) -> str:
+    shown = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+    found = re.search(r"^ *AdminComment=(.*?)\s*$", shown, re.M)
+    return found[1] if found else ""
+
+
 def kill_qemu(lab: Lab, job: Job, node: str, signal: str = "KILL") -> None:
     """Signal the QEMU of a job's guest."""
     lab.run(node, "sh", "-c", qemu_killer(job, signal))

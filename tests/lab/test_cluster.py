@@ -200,3 +200,23 @@ def test_a_killed_follower_is_started_again_and_members_join(lab: Lab) -> None:
         assert members(lab, first).keys() == {first.id, second.id}, said(lab, second)
         end(lab, first, second)
         settled(lab)
+
+
+@pytest.mark.promise("cluster.restart")
+def test_members_come_and_go_while_vhpcd_is_killed(lab: Lab) -> None:
+    with cancelled(lab):
+        stays, leaves = member(lab, "n1"), member(lab, "n2")
+        lab.service("ctl", "kill", "vhpcd")
+        lab.run("login", "scancel", str(leaves.id), user="alice")
+        assert leaves.wait(timeout=180) == "CANCELLED"
+        assert members(lab, stays).keys() == {stays.id, leaves.id}, "without vhpcd all stays as it is"
+        lab.service("ctl", "start", "vhpcd")
+        until(lambda: members(lab, stays).keys() == {stays.id}, "the member that has ended to be gone", 90)
+        joins = lab.submit(WAIT, *SMALL, "-w", "n2", "--vhpc-cluster=alpha")
+        boots(lab, joins, "n2")
+        lab.service("ctl", "kill", "vhpcd")
+        lab.service("ctl", "start", "vhpcd")
+        until(lambda: "members 2" in said(lab, joins) or not joins.queued(), "the next one to join", 240)
+        assert calls(lab, stays, f"n2-j{joins.id}") == str(joins.id), said(lab, joins)
+        end(lab, stays, joins)
+        settled(lab)

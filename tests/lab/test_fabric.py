@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from cluster import NODES, VLAB, Job, Lab, vlab_status
-from fabric_tables import ADAPTERS, FULL, LIMITED, NOBODY, by_node, holding, keys_of, tables
+from fabric_tables import ADAPTERS, FULL, LIMITED, NOBODY, by_node, holding, keys_of, nobody_has_a_key, tables
 from hca_ports import hca_tree, played
-from injection import WAITING, let_go, one_line, requeued, runs, said, start_soon, until
+from injection import WAITING, admin_comment, let_go, one_line, requeued, runs, said, start_soon, until
 from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
@@ -31,17 +31,6 @@ def _fabric(lab: Lab) -> Iterator[None]:
     yield
     if not had:
         subprocess.run([VLAB, "up", "--no-fabric"], check=True, capture_output=True, timeout=120)
-
-
-def admin_comment(lab: Lab, job: Job) -> str:
-    shown = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
-    found = re.search(r"^ *AdminComment=(.*?)\s*$", shown, re.M)
-    return found[1] if found else ""
-
-
-def nobody_has_a_key(lab: Lab) -> None:
-    until(lambda: not lab.leases(), "all leases to be released", 180)
-    assert tables(lab) == NOBODY
 
 
 def no_node_is_drained(lab: Lab) -> None:
@@ -71,6 +60,34 @@ def test_adapters_of_two_users_hold_exactly_their_keys(lab: Lab) -> None:
     )
     let_go(lab, alices)
     assert alices.wait() == "COMPLETED"
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.promise("fabric.cluster")
+def test_adapters_of_a_clusters_members_share_a_key(lab: Lab) -> None:
+    alpha = [lab.submit(WAITING, "-N1", "-w", node, "--vhpc-cluster=alpha") for node in ("n1", "n2")]
+    other = lab.submit(WAITING, "-N1", "-w", "n2", "--vhpc-cluster=alpha", user="bob")
+    for job in (*alpha, other):
+        runs(lab, job)
+    (key,), (others,) = set.union(*(keys_of(lab, job) for job in alpha)), keys_of(lab, other)
+    alpha.append(lab.submit(WAITING, "-N1", "-w", "n1", "--vhpc-cluster=alpha"))
+    runs(lab, alpha[2])
+    assert keys_of(lab, alpha[2]) == {key} != {others}
+    held = [
+        (alpha[0], key, ("n1",)),
+        (alpha[1], key, ("n2",)),
+        (alpha[2], key, ("n1",)),
+        (other, others, ("n2",)),
+    ]
+    assert by_node(tables(lab)) == by_node(holding(*held))
+    let_go(lab, alpha[0])
+    until(
+        lambda: by_node(tables(lab)) == by_node(holding(*held[1:])), "the key to leave one adapter of n1", 60
+    )
+    assert lab.vhpc("ctl", "fabric", "audit")["findings"] == []
+    for job in (*alpha, other):
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED"
     nobody_has_a_key(lab)
 
 

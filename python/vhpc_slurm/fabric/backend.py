@@ -83,9 +83,17 @@ class NetworkBackend(Protocol):
         """Whether this backend can serve here and now; before the first request."""
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
-        """Choose a network identity and the key assignment for it; pure."""
+        """Choose a network identity and the key assignment for it; pure.
+
+        ``cluster`` is the number of the job's cluster; all jobs of a cluster have the same key.
+        """
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Make the fabric carry ``snapshot.carried()``, and nothing else.
@@ -147,10 +155,15 @@ class NoNetwork:
             )
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """The identity ``none``, which any number of generations may hold."""
-        del generation, request, allocation, snapshot
+        del generation, request, allocation, snapshot, cluster
         return NetworkIdentity(kind="none"), None
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
@@ -197,7 +210,8 @@ class KeyPolicy:
 
     Attributes:
         pool: the keys for jobs.
-        owner: which generations share a key: those of one job that are alive (there is one), or of one user.
+        owner: which generations share a key: those of one job that are alive (there is one), or of one user;
+            those of a cluster share one in any case.
         rails: ports of a guest are on this many rails.
         vfs: ports of a guest on each rail.
         limit: the most guests that one key can have.
@@ -218,10 +232,17 @@ class KeyPolicy:
     network: IPv4Network | None = None
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment]:
         """As many guests on each node as were asked for, ranked node by node."""
         owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
+        if cluster is not None:
+            owner = f"cluster {cluster}"
         names, each = allocation.guests(request.guests_per_node), request.guests_per_node
         assignment = keys.assign(
             self.pool,
@@ -232,6 +253,7 @@ class KeyPolicy:
             rails=self.rails,
             vfs=self.vfs,
             limit=self.limit,
+            together=cluster is not None,
         )
         if self.ports is not None:
             nodes = [part.node for part in allocation.nodes for _ in range(each)]
@@ -262,10 +284,15 @@ class ByPolicy:
         return False
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """Choose a key."""
-        return self._policy.plan(generation, request, allocation, snapshot)
+        return self._policy.plan(generation, request, allocation, snapshot, cluster)
 
 
 def addresses_of(

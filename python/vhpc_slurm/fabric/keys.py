@@ -18,13 +18,14 @@ TOMBSTONE is an assignment that a node or port may still use: its key is off the
 fabric and stays out of use until the node reports that it is clean. Which event
 causes which step is in ``controller.leases.transitions``.
 
-Under the policy ``job`` a key has at most one assignment. Under ``user`` the
-assignments of one user share his key, never a GUID: each has its own range of guest
-ranks, which stays taken through its quarantine as well.
+Under the policy ``job`` a key has at most one assignment, but the jobs of a cluster share a
+key. Under ``user`` all other assignments of one user share his. They never share a GUID: each
+has its own range of guest ranks, which stays taken through its quarantine as well.
 
 A quarantine is counted in seconds during which the controller runs, not by the wall
 clock: a clock that jumps frees nothing.
 """
+# Decision: Members of a cluster share a key, and wait for room on it
 
 from __future__ import annotations
 
@@ -59,6 +60,8 @@ _NEXT: dict[KeyState, frozenset[KeyState]] = {
 }
 CARRIED = frozenset({KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeyState.DRAINING})
 """States whose ports the subnet manager is told of."""
+LIVE = CARRIED - {KeyState.DRAINING}
+"""States of keys whose generation has not ended."""
 HOLDING = CARRIED | {KeyState.TOMBSTONE}
 """States in which no other assignment can have the same ports with fixed GUIDs."""
 
@@ -187,11 +190,13 @@ def assign(
     rails: int,
     vfs: int,
     limit: int = MAX_RANKS,
+    together: bool = False,
 ) -> KeyAssignment:
     """Choose a key and a range of ranks, below ``limit``, for a generation.
 
     The owner's key is used where he has one in use; else the key that has been free for
-    the longest time, unused keys first.
+    the longest time, unused keys first.  ``together``: it is the key of the owner's generations that
+    have not ended, and no other one; without such generations it is one that the owner does not have.
 
     Raises:
         FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
@@ -207,13 +212,18 @@ def assign(
     holders: dict[int, list[KeyAssignment]] = {}
     for one in snapshot.assignments:
         holders.setdefault(one.pkey, []).append(one)
-    for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
+    own = [key for key, theirs in holders.items() if theirs[0].owner == owner]
+    if together:
+        own = [key for key in own if any(one.state in LIVE for one in holders[key])]
+    for pkey in sorted(own):
         # A tombstone blocks the whole key: a guest may still use it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
             if first is not None and pkey in pool:
                 return KeyAssignment(generation, pkey, owner, first, ranks, rails, vfs)
+        if together:
+            raise _full(theirs, pkey, ranks, limit, pool)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
     unused = next((pkey for pkey in free if pkey not in snapshot.freed), None)
     if unused is not None:
@@ -286,6 +296,19 @@ def _free_range(holders: list[KeyAssignment], ranks: int, limit: int) -> int | N
             break
         first = max(first, one.first_rank + one.ranks)
     return first if first + ranks <= limit else None
+
+
+def _full(theirs: list[KeyAssignment], pkey: int, ranks: int, limit: int, pool: KeyPool) -> ExhaustedError:
+    """Jobs that must share a key have one that takes no further job."""
+    blocking = next((one for one in theirs if one.state is KeyState.TOMBSTONE), None)
+    if blocking is not None:
+        why = f"a guest of {blocking.generation} may still use it: {blocking.note}"
+    elif pkey not in pool:
+        why = "the site has taken it out of the pool"
+    else:
+        held = sum(one.ranks for one in theirs)
+        why = f"{held} of {limit} guests have it or had it until a moment ago, and the job has {ranks}"
+    return ExhaustedError(f"the key {label(pkey)} of the job's cluster takes no further guests", why)
 
 
 def _exhausted(pool: KeyPool, snapshot: KeySnapshot) -> ExhaustedError:

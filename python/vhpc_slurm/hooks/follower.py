@@ -4,6 +4,7 @@
 Prolog starts it in jobs of a cluster (``node.boot.follower``); it lives as long as the job, and Epilog
 ends it. ``following`` has its rules.
 """
+# Decision: A follower per member and node
 
 from __future__ import annotations
 

@@ -162,6 +162,8 @@ class Life:
     def _again(self, state: str, show: dict[str, str]) -> None:
         """The job has ended and its program has not: its user has it start again, as he would."""
         text = self.text()
+        if self.lab.run("ctl", "scontrol", "requeue", str(self.ids[-1]), check=False).code != 0:
+            return  # slurmctld is away
         said = ours(text)
         self._shared.background.log(f"job {self.ids[-1]} {state}: {said[-1:]} {show['Reason']}")
         self._failures += 1
@@ -170,8 +172,7 @@ class Life:
             self.lab.run("login", "vhpc", "checkpoint", "rm", name, user="alice")
             self._shared.background.log(f"job {self.ids[-1]}: removes checkpoint {name}")
         self._unsaved()
-        self.lab.run("ctl", "scontrol", "requeue", str(self.ids[-1]))
-        self._restarts += 1
+        self._restarts = int(show["Restarts"]) + 1
 
     def _save(self, job: Job) -> None:
         way = self._dice.choices(list(WAYS), list(WAYS.values()))[0]

@@ -108,6 +108,33 @@ def test_jobs_of_a_user_share_a_key_and_fill_rank_gaps() -> None:
     assert keys.assign(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
 
 
+def of_cluster(snapshot: KeySnapshot, ranks: int, limit: int = 65536) -> tuple[int, int]:
+    chosen = keys.assign(
+        POOL, snapshot, generation(9), "cluster 1", ranks=ranks, rails=1, vfs=1, limit=limit, together=True
+    )
+    return chosen.pkey, chosen.first_rank
+
+
+def test_jobs_of_a_cluster_have_one_key_or_wait() -> None:
+    first = an_assignment(1, owner="cluster 1", ranks=2, state=KeyState.ACTIVE)
+    left = an_assignment(2, owner="cluster 1", first_rank=2, ranks=1, state=KeyState.QUARANTINE, left_s=9.0)
+    snapshot = KeySnapshot(1, (first, left))
+    assert of_cluster(snapshot, 3) == (0x1000, 3)
+    with pytest.raises(keys.ExhaustedError, match=r"3 of 4 guests have it .* and the job has 2"):
+        of_cluster(snapshot, 2, limit=4)
+    lost = replace(left, state=KeyState.TOMBSTONE, note="n2 is silent")
+    with pytest.raises(keys.ExhaustedError, match="may still use it: n2 is silent"):
+        of_cluster(replace(snapshot, assignments=(first, lost)), 1)
+    outside = KeySnapshot(1, (replace(first, pkey=0x2000),))
+    with pytest.raises(keys.ExhaustedError, match="taken it out of the pool"):
+        of_cluster(outside, 1)
+
+
+@pytest.mark.parametrize("state", [KeyState.DRAINING, KeyState.TOMBSTONE, KeyState.QUARANTINE])
+def test_a_cluster_without_jobs_gets_another_key(state: KeyState) -> None:
+    assert of_cluster(KeySnapshot(1, (an_assignment(1, owner="cluster 1", state=state),)), 1) == (0x1001, 0)
+
+
 def test_an_exhausted_pool_names_its_holders() -> None:
     states = (KeyState.ACTIVE, KeyState.QUARANTINE, KeyState.TOMBSTONE, KeyState.QUARANTINE)
     snapshot = KeySnapshot(

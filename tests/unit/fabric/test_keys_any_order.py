@@ -23,6 +23,7 @@ from store_backends import ME
 
 from pace import examples
 from vhpc_slurm.config.database import Database
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.store.mariastore import MariaStore
 from vhpc_slurm.controller.store.sqlstore import SqlStore
@@ -36,6 +37,7 @@ from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentit
 
 pytestmark = pytest.mark.promise("fabric.any-order")
 
+NETWORK = Network(allowed=("none", "job"), vni_first=5000, vni_last=6000)
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
 
 
@@ -68,6 +70,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     OWNER: Literal["job", "user"] = "job"
     PORTS: PortMap | None = None
+    CLUSTER: str | None = None
+    SHARED = False
+    """Jobs of a user can have the same key."""
     POOL = KeyPool(0x1000, 0x1002)
     NODES = ("n1", "n2")
     QUARANTINE_S = 10.0
@@ -98,6 +103,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.store,
             self.fabric,
             reserve_mib=0,
+            job_network=NETWORK,
             quarantine_s=self.QUARANTINE_S,
             lost_after_s=self.LOST_AFTER_S,
             clock=lambda: 1.0,
@@ -129,7 +135,8 @@ class AnyOrder(RuleBasedStateMachine):
     def open(self, job: int, restart: int, count: int) -> None:
         with self.alive():
             nodes = allocation(*self.NODES[:count])
-            self.service.open(request(job, restart, uid=2001 + job % 2), nodes, identity(0))
+            asked = request(job, restart, uid=2001 + job % 2, cluster=self.CLUSTER)
+            self.service.open(asked, nodes, identity(0))
 
     @rule(job=jobs, node=nodes)
     def take(self, job: int, node: str) -> None:
@@ -202,7 +209,7 @@ class AnyOrder(RuleBasedStateMachine):
                 continue
             number, guids = found_there
             for other, (pkey, theirs, their_uid) in self.had.items():
-                shares = self.OWNER == "user" and uid == their_uid
+                shares = self.SHARED and uid == their_uid
                 if guids & theirs or (pkey == number and not shares):
                     assert other in self.released, f"{mine} has what {other} holds"
                 # a port with a GUID of its own needs no rest, a key does
@@ -236,6 +243,22 @@ class AnyOrder(RuleBasedStateMachine):
 
 class AnyOrderOfUsers(AnyOrder):
     OWNER = "user"
+    SHARED = True
+
+
+class AnyOrderOfClusters(AnyOrder):
+    """The jobs of each user are a cluster."""
+
+    CLUSTER = "dask"
+    SHARED = True
+
+    @invariant()
+    def members_that_have_not_ended_have_one_key(self) -> None:
+        found: dict[int, set[int | None]] = {}
+        for record in self.store.live():
+            if record.lease.state in (LeaseState.RESERVED, LeaseState.READY):
+                found.setdefault(record.lease.request.uid, set()).add(record.lease.network.pkey)
+        assert all(len(pkeys) == 1 for pkeys in found.values())
 
 
 class AnyOrderOfPorts(AnyOrder):
@@ -244,6 +267,7 @@ class AnyOrderOfPorts(AnyOrder):
 
 class AnyOrderOfVlans(AnyOrder):
     OWNER = "user"
+    SHARED = True
     POOL = KeyPool(100, 102, space=numbers.VLANS)
 
     def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
@@ -279,12 +303,14 @@ AnyOrder.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+AnyOrderOfClusters.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderInMariadb.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=examples(5))
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderInMariadb = pytest.mark.skipif(not HAVE_SERVER, reason=WHY_NOT)(AnyOrderInMariadb.TestCase)
+TestAnyOrderOfClusters = AnyOrderOfClusters.TestCase
 TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
 TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
 TestAnyOrderOfVlans = AnyOrderOfVlans.TestCase

@@ -10,27 +10,36 @@ from segment_site import Site, replace_network
 from store_backends import Place, open_at
 
 from vhpc_slurm.controller.wire_types import ReadyState
-from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.backend import NetworkBackend, NoNetwork
 from vhpc_slurm.model import Lease, LeaseState, Roster, SshKeys
 
 HOUR_S = 3600.0
 
 
 class ClusterSite(Site):
-    """A site with job networks for those who ask for them; its clocks are the test's."""
+    """A site with job networks for those who ask for them; its clocks are the test's.
 
-    fabric: type[NoNetwork] = NoNetwork
+    ``quarantine_s`` is that of keys.
+    """
+
+    quarantine_s = 0.0
 
     def __init__(self, database: Place, **network: Any) -> None:
         settings = {"vni_last": 7000, "default": "none", "quarantine_s": 0}
+        self.fabric = self.make_fabric()
         super().__init__(database, replace_network(**(settings | network)))
+
+    def make_fabric(self) -> NetworkBackend:
+        """The fabric of the site, which outlives vhpcd."""
+        return NoNetwork()
 
     def begin(self) -> None:
         self.store = open_at(self.database)
         self.service = Alone(
             self.store,
-            self.fabric(),
+            self.fabric,
             reserve_mib=0,
+            quarantine_s=self.quarantine_s,
             job_network=self.network,
             clock=lambda: 1e9 + self.now,
             steady=lambda: self.now,

@@ -43,9 +43,14 @@ class Fabric:
         pass
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment]:
-        return self.policy.plan(generation, request, allocation, snapshot)
+        return self.policy.plan(generation, request, allocation, snapshot, cluster)
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self.step()

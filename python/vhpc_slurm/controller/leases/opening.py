@@ -248,12 +248,9 @@ class LeaseOpening:
         cluster, segment = self._enter(wanted, generations, segment)
         records = []
         for generation, one in zip(generations, wanted, strict=True):
-            record, key = self._plan(generation, one)
+            record, key = self._plan(generation, one, cluster)
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
-            if cluster is not None and record.lease.network.kind != "none":
-                line = "its guests would have virtual functions of the fabric, whose keys jobs do not share"
-                raise _RefusedError(_Refusal("cluster", f"--vhpc-cluster={one.request.cluster}: {line}"))
             lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume, cluster=cluster)
             if savable.is_asked(lease.request) and (why := self._unsavable(lease)):
                 raise _RefusedError(
@@ -336,12 +333,15 @@ class LeaseOpening:
         )
         return next((_Refusal(cause, line) for cause, line in found if line), None)
 
-    def _plan(self, generation: Generation, one: Wanted) -> tuple[LeaseRecord, KeyAssignment | None]:
+    def _plan(
+        self, generation: Generation, one: Wanted, cluster: ClusterPlace | None
+    ) -> tuple[LeaseRecord, KeyAssignment | None]:
         """A lease with its network identity, and the key of that."""
         assert not isinstance(one.image, UserError)
         request, allocation, now = one.request, one.allocation, self._clock()
+        serial, held = None if cluster is None else cluster.serial, self._store.keys.snapshot()
         try:
-            network, key = self._network.plan(generation, request, allocation, self._store.keys.snapshot())
+            network, key = self._network.plan(generation, request, allocation, held, serial)
         except ExhaustedError as err:
             if self._config.fabric.exhausted != "refuse":
                 raise

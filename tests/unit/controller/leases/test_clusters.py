@@ -17,8 +17,7 @@ from store_backends import ENGINES, place
 from vhpc_slurm.controller.leases import cluster_rules, savable
 from vhpc_slurm.controller.leases.opening import Wanted
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.model import Lease, LeaseState, NetworkIdentity, Roster
+from vhpc_slurm.model import Lease, LeaseState, Roster
 
 
 @pytest.fixture(params=ENGINES)
@@ -130,19 +129,6 @@ def test_what_a_cluster_cannot_be_with(
     assert lease.refusal.startswith("--vhpc-cluster=dask: ")
     assert refusal in lease.refusal
     assert site.store.clusters.page(0, None, 10) == ()
-
-
-def test_a_member_has_no_functions_with_keys(tmp_path: Path) -> None:
-    class Keyed(NoNetwork):
-        def plan(self, *_: object) -> tuple[NetworkIdentity, None]:
-            return NetworkIdentity("ib", pkey=0x1001), None
-
-    class KeyedSite(ClusterSite):
-        fabric = Keyed
-
-    lease = KeyedSite(tmp_path / "db").open(1, "n1", cluster="dask")
-    assert lease.state is LeaseState.REFUSED
-    assert "virtual functions of the fabric" in lease.refusal
 
 
 def test_the_option_adds_the_job_network_to_the_default(tmp_path: Path) -> None:

@@ -49,9 +49,14 @@ class BrokenNetwork(NoNetwork):
             raise FabricError(f"{name} failed")
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        snapshot: KeySnapshot,
+        cluster: int | None = None,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
-        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, snapshot)
+        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, snapshot, cluster)
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self._call("apply")
