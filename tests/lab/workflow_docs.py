@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples of docs/workflows.md, run as they stand there: their files, and their commands on the login host."""
+"""Examples of docs/workflows.md, run as they are there: their files, and their commands on the login host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import workflow_clients as flows
 from cluster import ROOT, Job, Lab
 from injection import kill_qemu, until
 
+COMMON = "Workers that come and go"
 STAGES = (1, 4, 2, 6)
 """Workers of each example, one after another."""
 KILLED_AT = 4
@@ -31,14 +32,18 @@ def example(heading: str) -> tuple[dict[str, str], list[str]]:
 
 
 def start(lab: Lab, heading: str, folder: str, environment: tuple[str, ...] = ()) -> list[Job]:
-    """Write a section's files into an empty folder, and run its commands there; returns the jobs."""
+    """Write the files of a section and of the common part, and run its commands; returns the jobs."""
     files, commands = example(heading)
+    files |= example(COMMON)[0]
     lab.run("login", "sh", "-c", f"rm -rf ~/{folder}; mkdir ~/{folder}", user="alice")
     for name, text in files.items():
         lab.run("login", "sh", "-c", f"cat > ~/{folder}/{name}", user="alice", stdin=text)
     script = "\n".join((f"cd ~/{folder}", *commands))
     done = lab.run("login", "env", *environment, "sh", "-ec", script, user="alice")
-    return [Job(lab, int(number), "alice") for number in re.findall(r"^Submitted batch job (\d+)$", done.out, re.M)]
+    return [
+        Job(lab, int(number), "alice")
+        for number in re.findall(r"^Submitted batch job (\d+)$", done.out, re.M)
+    ]
 
 
 def output(lab: Lab, job: Job, folder: str) -> list[str]:
@@ -59,15 +64,11 @@ def grows_and_shrinks(lab: Lab, job: Job, folder: str) -> None:
     """Follow an example through its stages; kills its newest worker once."""
     killed = None
     for workers in STAGES:
-        until(
-            lambda: f"{workers} workers" in output(lab, job, folder) or not job.queued(),
-            f"{workers} workers",
-            flows.LIMIT,
-        )
-        assert f"{workers} workers" in output(lab, job, folder), told(lab, job, folder)
-        running = flows.jobs_of_alice(lab, "RUNNING")
+        line = f"{workers} workers"
+        until(lambda line=line: line in output(lab, job, folder) or not job.queued(), line, flows.LIMIT)
+        assert line in output(lab, job, folder), told(lab, job, folder)
         # Slurm sees the same number of workers as the example does
-        assert len(running) == workers + 1, (workers, running, told(lab, job, folder))
+        running = until(lambda number=workers + 1: _running(lab, number), f"{line} in Slurm", 30)
         if workers == KILLED_AT:
             killed = max(running, key=lambda each: each.id)
             kill_qemu(lab, killed, killed.show()["NodeList"])
@@ -82,3 +83,9 @@ def grows_and_shrinks(lab: Lab, job: Job, folder: str) -> None:
 def told(lab: Lab, job: Job, folder: str) -> str:
     """The output of an example's first job, for a test that has failed."""
     return lab.run("login", "cat", f"/home/alice/{folder}/slurm-{job.id}.out", check=False).out
+
+
+def _running(lab: Lab, number: int) -> list[Job] | None:
+    """The user's running jobs, if there are so many."""
+    jobs = flows.jobs_of_alice(lab, "RUNNING")
+    return jobs if len(jobs) == number else None
