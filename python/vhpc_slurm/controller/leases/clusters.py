@@ -187,7 +187,7 @@ class Clusters:
         """A page of the changes since a version."""
         own, store = self._member(generation), self._store.clusters
         cluster = None if own is None else store.get(own.cluster)
-        if cluster is None:
+        if own is None or cluster is None:
             return Roster(applied, over=True)
         if applied >= cluster.version:
             return Roster(cluster.version)
