@@ -16,7 +16,7 @@
 
 enum {
     CLUSTER_GUESTS_MAX = 16384, /* also keys of each kind */
-    CLUSTER_NAME_MAX = 129, /* of an account, a slash, and a name */
+    CLUSTER_NAME_MAX = 129,     /* of an account, a slash, and a name */
 };
 
 /* Lines with one key each. */

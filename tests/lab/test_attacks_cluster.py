@@ -156,18 +156,36 @@ def test_users_of_an_account_share_a_network_and_no_keys(lab: Lab) -> None:
 def test_a_job_without_permission_joins_no_cluster(lab: Lab) -> None:
     with cancelled(lab):
         hers = member(lab, "n1", "-A", CLOSED, name=f"{CLOSED}/alpha")
+        # Slurm 24.11 gives a job his default account if he has no association with the one that he names
         for account, name, line in (
-            (CLOSED, f"{CLOSED}/alpha", f"Slurm has no association of bob with account {CLOSED} "),
+            (
+                CLOSED,
+                f"{CLOSED}/alpha",
+                f"only jobs of account {CLOSED} .* is one of account users .submit it",
+            ),
             (
                 TEAM,
                 f"{CLOSED}/alpha",
-                f"only jobs of account {CLOSED} .* account {TEAM} .submit it with -A {CLOSED}",
+                f"only jobs of account {CLOSED} .* is one of account {TEAM} .submit it",
             ),
             ("users", "users/alpha", "no policy rule permits cluster users/alpha "),
         ):
             job = booted(lab, "n2", "-A", account, name=name, user="bob")
             assert job.wait() == "FAILED"
             one_line(job, line)
+        # by whatever way it gets the account
+        job = booted(lab, "n2", "-A", TEAM, "--hold", name=f"{CLOSED}/alpha", user="bob")
+        for host, user in (("login", "bob"), ("ctl", "root")):
+            print(
+                lab.run(
+                    host, "scontrol", "update", f"JobId={job.id}", f"Account={CLOSED}", user=user, check=False
+                )
+            )
+        account = job.show()["Account"]
+        lab.run("login", "scontrol", "release", str(job.id), user="bob")
+        assert job.wait() == "FAILED"
+        no_association = f"Slurm has no association of bob with account {CLOSED} "
+        one_line(job, no_association if account == CLOSED else f"is one of account {account} ")
         for name in ("../alpha", f"{CLOSED}/", f"{CLOSED}/a/b", "Team/alpha"):
             words = ("sbatch", "--wrap=true", "--vhpc-image=debian-minimal", f"--vhpc-cluster={name}")
             done = lab.run("login", *words, user="bob", check=False)
