@@ -66,7 +66,8 @@ def _round(lab: Lab, members: list[int], options: Sequence[str]) -> tuple[float,
     other = _stages(lab, alone)
     lab.run("ctl", "scancel", str(alone))
     _until(lambda: not _left(lab, new, alone), "the ends of two jobs")
-    return (join, leave, *(ends[1] - ends[0] for ends in (stages["barrier"], other["barrier"])))
+    waited, reference = (ends[1] - ends[0] for ends in (stages["barrier"], other["barrier"]))
+    return join, leave, waited, reference
 
 
 def _begin(lab: Lab, *options: str) -> int:

@@ -45,8 +45,9 @@ def member(lab: Lab, node: str, *options: str, name: str = "alpha", user: str = 
 
 
 def inside(lab: Lab, job: Job, *command: str) -> str:
-    """The output of a command in the first guest of a job."""
-    step = ("srun", f"--jobid={job.id}", "--overlap", "-N1", "-n1", *command)
+    """The output of a command in the first guest of a job, or of the first component of one."""
+    group = ("--het-group=0",) if "HetJobId" in job.show() else ()
+    step = ("srun", f"--jobid={job.id}", "--overlap", *group, "-N1", "-n1", *command)
     return lab.run("login", *step, user=job.user).out
 
 

@@ -24,9 +24,13 @@ files=${VHPC_CLUSTER_HOSTFILE%/*}
 export PDSH_RCMD_TYPE=ssh WCOLL=$files/hosts
 export PRTE_MCA_plm=ssh PRTE_MCA_ras=^slurm PRTE_MCA_prte_default_hostfile=$VHPC_CLUSTER_HOSTFILE
 export OMPI_MCA_orte_default_hostfile=$VHPC_CLUSTER_HOSTFILE
-export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS= HYDRA_HOST_FILE=$VHPC_CLUSTER_MACHINEFILE
+export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS= HYDRA_IFACE=vhpc0
+export HYDRA_HOST_FILE=$VHPC_CLUSTER_MACHINEFILE
 """
-"""Lines of sh: mpirun of Open MPI and MPICH, and pdsh, start programs on all guests of the cluster by ssh."""
+"""Lines of sh: mpirun of Open MPI and MPICH, and pdsh, start programs on all guests of the cluster by ssh.
+
+Without an interface, MPICH gives its daemons this guest's own host name, which other jobs do not know.
+"""
 
 
 def login(

@@ -16,6 +16,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.login import Login
 from vhpc_slurm.model import Cluster
+from vhpc_slurm.node.resource import job_network
 
 DASK = Cluster(7, "dask", 1000, 1_700_000_000.0, jobs=2, guests=5)
 # What scontrol of Slurm 24.11 prints.
@@ -125,6 +126,7 @@ def test_programs_that_use_ssh_find_the_files(site: Site) -> None:
     assert found["PRTE_MCA_prte_default_hostfile"] == f"{folder}/hostfile"
     assert (found["PRTE_MCA_plm"], found["PRTE_MCA_ras"]) == ("ssh", "^slurm")
     assert found["HYDRA_HOST_FILE"] == f"{folder}/machinefile"
+    assert found["HYDRA_IFACE"] == job_network.NAME
     assert (found["HYDRA_LAUNCHER"], found["HYDRA_LAUNCHER_EXTRA_ARGS"]) == ("ssh", "")
 
 
