@@ -8,8 +8,8 @@ import time
 
 import pytest
 from cluster import Lab
+from cluster_jobs import SMALL, WAIT, calls, cancelled, end, member, members
 from injection import boots, kill_qemu, said, settled, until
-from members import SMALL, WAIT, calls, cancelled, end, member, members
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
