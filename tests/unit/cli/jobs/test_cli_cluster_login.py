@@ -18,7 +18,7 @@ from vhpc_slurm.config.login import Login
 from vhpc_slurm.model import Cluster
 from vhpc_slurm.node.resource import job_network
 
-DASK = Cluster(7, "dask", 1000, 1_700_000_000.0, jobs=2, guests=5)
+DASK = Cluster(7, "dask", os.geteuid(), 1_700_000_000.0, jobs=2, guests=5)
 # What scontrol of Slurm 24.11 prints.
 SCONTROL = """#!/bin/sh
 [ "$1 $2 $3 $4" = "--all -o show partition" ] || exit 9
@@ -36,10 +36,11 @@ class ReplacedError(Exception):
 
 
 class Vhpcd:
-    """A vhpcd that knows one cluster."""
+    """A vhpcd that tells an operator of clusters of others, too."""
 
     def clusters(self) -> tuple[Cluster, ...]:
-        return (DASK,)
+        others = Cluster(8, "dask", 1, 1_700_000_000.0), Cluster(9, "physics/ray", 1, 1_700_000_000.0)
+        return (*others, DASK)
 
 
 Site = Callable[[Login], None]
@@ -106,6 +107,12 @@ def test_a_command_needs_no_terminal(site: Site, monkeypatch: pytest.MonkeyPatch
     assert {"--partition=login", "--vhpc-image=own/mine:v2"} < set(argv)
     assert argv[argv.index("--vhpc-cluster=dask") + 1 :][:4] == ["--mem=4G", "-t10", "/bin/sh", "-c"]
     assert argv[-5:] == ["vhpc-login", "mpirun", "-n", "4", "--image"]
+
+
+def test_a_cluster_of_an_account_needs_a_job_of_it(site: Site) -> None:
+    site(Login(partition="login", image="debian-hpc"))
+    argv = asked("physics/ray")
+    assert {"--account=physics", "--vhpc-cluster=physics/ray", "--job-name=login-ray"} < set(argv)
 
 
 def test_programs_that_use_ssh_find_the_files(site: Site) -> None:
