@@ -66,8 +66,8 @@ def _round(lab: Lab, members: list[int], options: Sequence[str]) -> tuple[float,
     other = _stages(lab, alone)
     lab.run("ctl", "scancel", str(alone))
     _until(lambda: not _left(lab, new, alone), "the ends of two jobs")
-    (begin, end), (other_begin, other_end) = stages["barrier"], other["barrier"]
-    return join, leave, end - begin, other_end - other_begin
+    waited, reference = (ends[1] - ends[0] for ends in (stages["barrier"], other["barrier"]))
+    return join, leave, waited, reference
 
 
 def _begin(lab: Lab, *options: str) -> int:

@@ -70,13 +70,14 @@ def member(lab: Lab, node: str, *options: str, name: str = "alpha", user: str = 
 
 
 def attempt(lab: Lab, job: Job, *command: str) -> Done:
-    """A command in the first guest of a job."""
-    step = ("srun", f"--jobid={job.id}", "--overlap", "-N1", "-n1", *command)
+    """A command in the first guest of a job, or of the first component of one."""
+    group = ("--het-group=0",) if "HetJobId" in job.show() else ()
+    step = ("srun", f"--jobid={job.id}", "--overlap", *group, "-N1", "-n1", *command)
     return lab.run("login", *step, user=job.user, check=False)
 
 
 def inside(lab: Lab, job: Job, *command: str) -> str:
-    """The output of a command in the first guest of a job."""
+    """The output of a command in the first guest of a job, or of the first component of one."""
     done = attempt(lab, job, *command)
     assert done.code == 0, done
     return done.out

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Done, Job, Lab, publish
-from injection import settled
 from cluster_jobs import cancelled, end, member, members
+from injection import settled
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from cluster import Lab
-from injection import settled
 from cluster_jobs import SMALL, cancelled
+from injection import settled
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.many_nodes, pytest.mark.timeout(2400)]
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 from cluster import IMAGE, Job, Lab
-from injection import ask_again, said, settled, until
 from cluster_jobs import SMALL, WAIT, calls, cancelled, end, inside, member, members
+from injection import ask_again, said, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 

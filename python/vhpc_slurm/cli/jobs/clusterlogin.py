@@ -24,9 +24,13 @@ files=${VHPC_CLUSTER_HOSTFILE%/*}
 export PDSH_RCMD_TYPE=ssh WCOLL=$files/hosts
 export PRTE_MCA_plm=ssh PRTE_MCA_ras=^slurm PRTE_MCA_prte_default_hostfile=$VHPC_CLUSTER_HOSTFILE
 export OMPI_MCA_orte_default_hostfile=$VHPC_CLUSTER_HOSTFILE
-export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS= HYDRA_HOST_FILE=$VHPC_CLUSTER_MACHINEFILE
+export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXTRA_ARGS= HYDRA_IFACE=vhpc0
+export HYDRA_HOST_FILE=$VHPC_CLUSTER_MACHINEFILE
 """
-"""Lines of sh: mpirun of Open MPI and MPICH, and pdsh, start programs on all guests of the cluster by ssh."""
+"""Lines of sh: mpirun of Open MPI and MPICH, and pdsh, start programs on all guests of the cluster by ssh.
+
+Without an interface, MPICH gives its daemons this guest's own host name, which other jobs do not know.
+"""
 
 
 def login(
@@ -68,9 +72,11 @@ def login(
         raise UserError(
             "a shell needs a terminal", "", f"give a command: vhpc cluster login {name} -- COMMAND"
         )
+    account = cluster.rpartition("/")[0]
     arguments = [
         *(["--pty"] if terminal else []),
-        f"--job-name=login-{cluster}",
+        f"--job-name=login-{cluster.rpartition('/')[2]}",
+        *([f"--account={account}"] if account else []),
         f"--partition={_partition(config, partition)}",
         *("--nodes=1", "--ntasks=1", "--cpus-per-task=1", f"--mem={config.login.memory_mib}"),
         # the shell is no MPI program, and leaves its CPU to steps that it starts
@@ -113,7 +119,8 @@ def _existing(config: Config, name: str) -> str:
     """The name of a cluster that exists: a new one would have no other guests."""
     known = leases.client(config).clusters()
     try:
-        return named(known, name, None).name
+        # ACCOUNT/NAME is a cluster of an account; operators are also told of those of other users
+        return named(known, name, None if "/" in name else context.user_name()).name
     except UserError as err:
         raise UserError(
             err.what,

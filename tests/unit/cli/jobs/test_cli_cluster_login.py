@@ -16,8 +16,9 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.login import Login
 from vhpc_slurm.model import Cluster
+from vhpc_slurm.node.resource import job_network
 
-DASK = Cluster(7, "dask", 1000, 1_700_000_000.0, jobs=2, guests=5)
+DASK = Cluster(7, "dask", os.geteuid(), 1_700_000_000.0, jobs=2, guests=5)
 # What scontrol of Slurm 24.11 prints.
 SCONTROL = """#!/bin/sh
 [ "$1 $2 $3 $4" = "--all -o show partition" ] || exit 9
@@ -35,10 +36,11 @@ class ReplacedError(Exception):
 
 
 class Vhpcd:
-    """A vhpcd that knows one cluster."""
+    """A vhpcd that tells an operator of clusters of others, too."""
 
     def clusters(self) -> tuple[Cluster, ...]:
-        return (DASK,)
+        others = Cluster(8, "dask", 1, 1_700_000_000.0), Cluster(9, "physics/ray", 1, 1_700_000_000.0)
+        return (*others, DASK)
 
 
 Site = Callable[[Login], None]
@@ -107,6 +109,12 @@ def test_a_command_needs_no_terminal(site: Site, monkeypatch: pytest.MonkeyPatch
     assert argv[-5:] == ["vhpc-login", "mpirun", "-n", "4", "--image"]
 
 
+def test_a_cluster_of_an_account_needs_a_job_of_it(site: Site) -> None:
+    site(Login(partition="login", image="debian-hpc"))
+    argv = asked("physics/ray")
+    assert {"--account=physics", "--vhpc-cluster=physics/ray", "--job-name=login-ray"} < set(argv)
+
+
 def test_programs_that_use_ssh_find_the_files(site: Site) -> None:
     site(Login(partition="login", image="debian-hpc"))
     script = asked("dask", "--", "env")[-3]
@@ -125,6 +133,7 @@ def test_programs_that_use_ssh_find_the_files(site: Site) -> None:
     assert found["PRTE_MCA_prte_default_hostfile"] == f"{folder}/hostfile"
     assert (found["PRTE_MCA_plm"], found["PRTE_MCA_ras"]) == ("ssh", "^slurm")
     assert found["HYDRA_HOST_FILE"] == f"{folder}/machinefile"
+    assert found["HYDRA_IFACE"] == job_network.NAME
     assert (found["HYDRA_LAUNCHER"], found["HYDRA_LAUNCHER_EXTRA_ARGS"]) == ("ssh", "")
 
 

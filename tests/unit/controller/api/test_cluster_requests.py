@@ -127,7 +127,7 @@ def test_users_have_their_own_clusters(tmp_path: Any) -> None:
         assert [(job.member.generation, job.joined, job.uid) for job in page.jobs] == [(one, False, ALICE)]
         assert abs(page.jobs[0].since - time.time()) < 60
         operator = Viewer(BOB, everything=True)
-        seen = await vhpcd.parts.requests.answer(messages.ListClusters(), BOB, operator)
+        seen: Any = await vhpcd.parts.requests.answer(messages.ListClusters(), BOB, operator)
         assert [item.uid for item in seen.clusters] == [ALICE, BOB]
         seen = await vhpcd.parts.requests.answer(messages.ListClusterJobs(cluster=serial), BOB, operator)
         assert seen == page
