@@ -57,7 +57,8 @@ def test_a_job_needs_an_association_of_its_user(tmp_path: Any) -> None:
         )
         assert (await job(vhpcd, 3, user="bob", uid=BOB, cluster="dask")).state is LeaseState.READY
 
-        def down(_user: str, _account: str = "") -> tuple[str, ...]:
+        def down(user: str, account: str = "") -> tuple[str, ...]:
+            del user, account
             raise SlurmError("scontrol failed")
 
         vhpcd.ctld.accounts = down  # type: ignore[method-assign]  # slurmctld that does not answer
@@ -112,9 +113,9 @@ def test_who_may_create_a_cluster_keeps_and_removes_it(tmp_path: Any) -> None:
         assert "no association of carol" in (await ask(vhpcd, keep, STRANGER)).why
         assert (await ask(vhpcd, remove, STRANGER)).what.startswith("there is no cluster of number")
         assert (await ask(vhpcd, keep, Viewer(ALICE))).what == "vhpcd does not know your accounts"
-        for viewer in (OF_ALICE, COORDINATOR, OPERATOR, None):
-            again = await ask(vhpcd, keep, viewer)
-            answer = await ask(vhpcd, messages.RemoveCluster(cluster=again.cluster.serial), viewer)
+        for who in (OF_ALICE, COORDINATOR, OPERATOR, None):
+            again = await ask(vhpcd, keep, who)
+            answer = await ask(vhpcd, messages.RemoveCluster(cluster=again.cluster.serial), who)
             assert isinstance(answer, messages.ClusterAnswer), answer
 
     run(tmp_path, test, network=NETWORK, policy=RULES)
@@ -141,18 +142,19 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
     async def test(vhpcd: Vhpcd) -> None:
         vhpcd.ctld.associations = {"alice": ("physics",)}
         await job(vhpcd, 1)
-        assert [one.name for one in (await vhpcd.users.answer(messages.ListClusters(), 2005)).clusters] == [
-            DASK
-        ]
+        listed: Any = await vhpcd.users.answer(messages.ListClusters(), 2005)
+        assert [one.name for one in listed.clusters] == [DASK]
         failing = Ctld()
 
-        def down(_user: str, _account: str = "") -> tuple[str, ...]:
+        def down(user: str, account: str = "") -> tuple[str, ...]:
+            del user, account
             raise SlurmError("scontrol failed")
 
         failing.accounts = down  # type: ignore[method-assign]  # as above
         vhpcd.users._slurm = failing
-        assert (await vhpcd.users.answer(messages.ListClusters(), 2006)).clusters == ()
-        kept = await vhpcd.users.answer(messages.KeepCluster(name=DASK), 2006)
+        listed = await vhpcd.users.answer(messages.ListClusters(), 2006)
+        assert listed.clusters == ()
+        kept: Any = await vhpcd.users.answer(messages.KeepCluster(name=DASK), 2006)
         assert kept.what == "vhpcd does not know your accounts"
 
     class User:

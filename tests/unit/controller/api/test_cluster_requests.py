@@ -131,8 +131,8 @@ def test_users_have_their_own_clusters(tmp_path: Any) -> None:
         assert [item.uid for item in seen.clusters] == [ALICE, BOB]
         seen = await vhpcd.parts.requests.answer(messages.ListClusterJobs(cluster=serial), BOB, operator)
         assert seen == page
-        said = await vhpcd.parts.requests.answer(messages.RemoveCluster(cluster=serial), BOB, operator)
-        assert said.what == "cluster dask is not removed", "operators may, as they may cancel its jobs"
+        seen = await vhpcd.parts.requests.answer(messages.RemoveCluster(cluster=serial), BOB, operator)
+        assert seen.what == "cluster dask is not removed", "operators may, as they may cancel its jobs"
         refused = await vhpcd.ask(messages.ListClusterJobs(cluster=serial), BOB)
         assert refused.what == f"there is no cluster of number {serial}"
         assert await vhpcd.ask(messages.RemoveCluster(cluster=serial), BOB) == refused
