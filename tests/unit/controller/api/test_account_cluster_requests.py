@@ -151,7 +151,7 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
             raise SlurmError("scontrol failed")
 
         failing.accounts = down  # type: ignore[method-assign]  # as above
-        vhpcd.users._slurm = failing
+        vhpcd.users._slurm = failing  # type: ignore[assignment]  # a stand-in has less than Slurm
         listed = await vhpcd.users.answer(messages.ListClusters(), 2006)
         assert listed.clusters == ()
         kept: Any = await vhpcd.users.answer(messages.KeepCluster(name=DASK), 2006)
