@@ -8,6 +8,8 @@ from cluster import Lab
 from cluster_jobs import SMALL, cancelled
 from injection import settled
 
+from pace import limit
+
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.many_nodes, pytest.mark.timeout(2400)]
 
 MOST = 32
@@ -46,7 +48,13 @@ until(lambda: len(list(seen.iterdir())) == jobs)
 def test_jobs_that_join_at_once_reach_each_other(lab: Lab) -> None:
     jobs = min(MOST, 2 * len(lab.nodes))
     lab.run("login", "sh", "-c", "cat > all.py; rm -rf seen; mkdir seen", user="alice", stdin=PROGRAM)
-    options = (f"--array=1-{jobs}", "-o", "many-%a.out", "--vhpc-cluster=many", "--vhpc-timeout=180")
+    options = (
+        f"--array=1-{jobs}",
+        "-o",
+        "many-%a.out",
+        "--vhpc-cluster=many",
+        f"--vhpc-timeout={limit(180):.0f}",
+    )
     with cancelled(lab):
         job = lab.submit(f"exec python3 ~/all.py {jobs} ~/seen", *SMALL, *options)
         job.leave_queue(timeout=1500)
