@@ -136,8 +136,10 @@ class Site:
             reads.append(self._reads())
         costs, waits = [], []
         for what, changes in found.items():
-            report.add(f"{size} members, {what}: all nodes know", "s", [one.known_s for one in changes])
-            waits.append(report.add("    and have acknowledged", "s", [one.settled_s for one in changes]))
+            waits.append(
+                report.add(f"{size} members, {what}: all nodes know", "s", [one.known_s for one in changes])
+            )
+            report.add("    and have acknowledged", "s", [one.settled_s for one in changes])
             costs.append(
                 report.add("    CPU of vhpcd for a node", "ms", [1e3 * one.vhpcd_s / size for one in changes])
             )
@@ -146,7 +148,8 @@ class Site:
         costs.append(
             report.add("    CPU for a join and node", "ms", [each * one.vhpcd_s for one in together])
         )
-        read = report.add("    a read of a lease, CPU", "ms", [1e3 * one.vhpcd_s / size for one in reads])
+        report.add("    reads of leases", "s", [one.settled_s for one in reads])
+        read = report.add("    CPU for a read", "ms", [1e3 * one.vhpcd_s / size for one in reads])
         name = f"{size} members, CPU of a join and node to a read"
         report.ratios[name] = costs[0].median / read.median
         return max(one.median for one in costs), max(one.median for one in waits)
