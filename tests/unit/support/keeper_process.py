@@ -79,8 +79,7 @@ def main() -> None:
     sys.modules[keeper.GUESTS] = module
     CheckpointCalls.keeper = answer  # type: ignore[method-assign,assignment]
     attending.LOCK_S = 2.0
-    keeping.SAVING_ASK_S = keeping.RETRY_S = 0.5
-    keeping.PACE_S = 0.2
+    vars(keeping).update(SAVING_ASK_S=0.5, RETRY_S=0.5, PACE_S=0.2)
     keeper.entry(*sys.argv[2:])
 
 
