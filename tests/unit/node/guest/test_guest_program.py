@@ -61,7 +61,9 @@ def test_a_caller_can_stop_a_program(guest: Guest) -> None:
     timer.join()
 
 
-@pytest.mark.parametrize(("program", "number"), [("/nowhere/check", errno.ENOENT), ("/etc/passwd", errno.EACCES)])
+@pytest.mark.parametrize(
+    ("program", "number"), [("/nowhere/check", errno.ENOENT), ("/etc/passwd", errno.EACCES)]
+)
 def test_a_program_that_does_not_start_has_its_errno(guest: Guest, program: str, number: int) -> None:
     with pytest.raises(NotStartedError) as caught:
         run(guest, program)
