@@ -88,6 +88,21 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = 180
     stage_timeout_s: Annotated[int, documented("deadline of any other single stage", ge=1, le=3600)] = 60
+    check: Annotated[
+        tuple[str, ...],
+        documented(
+            "command that runs as root in each guest before the job starts, with an absolute path; guests "
+            "without this program are not checked. 0: the guest is well; 78, 126, 127: the job is at fault "
+            "and fails; any other status, or check_timeout_s: the node is drained and the job requeued "
+            "(images.md). Empty: no check"
+        ),
+    ] = ()
+    check_timeout_s: Annotated[
+        int,
+        documented(
+            "deadline of that command; PrologEpilogTimeout of slurm.conf must allow it", ge=1, le=3600
+        ),
+    ] = 60
     poweroff_timeout_s: Annotated[
         int, documented("how long a guest may take to power off before it is destroyed", ge=0)
     ] = 5
@@ -121,6 +136,11 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             le=1 << 20,
         ),
     ] = 1024
+
+    @property
+    def check_s(self) -> int:
+        """Longest time that the check of guests adds to a Prolog, in seconds."""
+        return self.check_timeout_s if self.check else 0
 
     def longest_boot_s(self, gpus: int) -> int:
         """Largest boot timeout that a user may set, in seconds, for a guest with ``gpus`` GPUs.
@@ -293,6 +313,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             raise ValueError(
                 'controller.backup_hosts needs database.engine = "mariadb": several vhpcd share one database'
             )
+        if self.guests.check and not self.guests.check[0].startswith("/"):
+            raise ValueError("guests.check needs the absolute path of a program in guests")
         check_rules(self)
 
 

@@ -59,7 +59,7 @@ class ReadyState(Wire, frozen=True, tag="ready"):
         first_missing: the first of them, in the order of the allocation, if their names were asked for.
         reported: those of the nodes asked about that have reported that their guests are set up.
         failure: of a node that gave up.
-        failed_starts: how many generations of the job have failed because of the network between nodes.
+        failed_starts: how many generations of the job have failed because of a network or a check of guests.
         unaware: how many nodes of the job's cluster have not taken the job into their network.
         first_unaware: the first of them, each with its job, if names were asked for.
     """

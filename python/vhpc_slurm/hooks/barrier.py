@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ready barrier: a job with a network starts when all its guests are ready and reach each other.
 
-Each guest tests the next rank and rank 0, and its node reports the result to vhpcd.  The Prolog
+Each guest tests the next rank and rank 0; then the site's check runs in the guests of its node, if there is
+one, and the node reports the result to vhpcd.  The Prolog
 of the first node, where the batch script runs, ends when all nodes have reported.  Slurm
 starts the batch script (PrologFlags=DeferBatch), and the first step of salloc and srun, when all
 Prologs have ended; so nothing starts earlier, and the first node's state file has the error of
@@ -22,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vhpc_slurm.controller.client import ControllerClient
@@ -75,17 +76,26 @@ def _has_others(lease: Lease) -> bool:
     return lease.segment is not None and (len(lease.segment_nodes) > 1 or lease.cluster is not None)
 
 
-def wait(layout: Layout, client: ControllerClient, lease: Lease, node: RunningNode) -> None:
+def wait(
+    layout: Layout,
+    client: ControllerClient,
+    lease: Lease,
+    node: RunningNode,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Wait until the guests of this node reach those that they test; on the first node, for all nodes.
 
+    ``check`` is called before this node reports that it has passed.
+
     Raises:
+        Exception: ``check`` raises it.
         UserError: a guest does not answer its node, or another node reported an error of the user.
         FabricError: a guest is not ready in time, or does not answer another one, or a node of the cluster
             does not take the job into its network.
         Stopped: the job has ended.
     """
     if lease.segment is not None:
-        _Barrier(layout, client, lease, node).wait()
+        _Barrier(layout, client, lease, node).wait(check)
 
 
 class _Barrier:
@@ -101,10 +111,11 @@ class _Barrier:
         self._aware_s = max(FOLLOWERS_S, 2 * self._config.network.reach_timeout_s)
         self._joining = False
 
-    def wait(self) -> None:
+    def wait(self, check: Callable[[], None]) -> None:
         for guest in self._guests:
             if peers := reach_targets(self._lease, self._node, guest.plan.index):
                 self._test(guest, peers)
+        check()
         if _has_others(self._lease):
             self._await_others()
         if self._joining:
@@ -226,7 +237,7 @@ class _Barrier:
         """Report that this node has passed; the first node waits for all, and for their cluster."""
         first = self._node == self._nodes[0]
         spare_s = 2 * self._config.network.reach_timeout_s
-        until = max(self._until, time.monotonic()) + spare_s
+        until = max(self._until + self._config.guests.check_s, time.monotonic()) + spare_s
         while True:
             asked = time.monotonic()
             state = self._tell("passed", wait_s=ASK_S if first else 0.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 from vhpc_slurm import files, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hooks import barrier, common, requeueing, timelimit
+from vhpc_slurm.hooks import barrier, checking, common, requeueing, statefields, timelimit
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, RunningNode, Share
 from vhpc_slurm.node import teardown
@@ -18,8 +19,8 @@ from vhpc_slurm.node.boot import follower, keeper, permission
 from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
-from vhpc_slurm.node.devices import assignment, quarantine
-from vhpc_slurm.node.guest import busy, console, libvirtd, refusal, shares
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.guest import busy, check, console, libvirtd, refusal, shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.resource.run_folder import RunFolder
 from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline, usage
@@ -27,6 +28,8 @@ from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, ended_jobs
 from vhpc_slurm.record import Record
+
+T = TypeVar("T")
 
 
 class _Job(Record, frozen=True):
@@ -114,10 +117,12 @@ def _bring_up(job: _Job, began: float) -> None:
     try:
         _open_run_dir(job)
         node = _boot(job)
-        if node.plan.segment is not None:
+        if node.plan.segment is None:
+            _check(job, node)
+        else:
             follower.start(job.layout, job.journal, job.lease, job.env.node)
             with job.recorder.stage("barrier"):
-                barrier.wait(job.layout, job.client, job.lease, node)
+                barrier.wait(job.layout, job.client, job.lease, node, lambda: _check(job, node))
         if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
             raise Stopped(f"generation {job.lease.generation} was ended")
         keeper.start(job.layout, job.journal, node.plan)
@@ -143,6 +148,8 @@ def _bring_up(job: _Job, began: float) -> None:
         what = f"a file system of {job.env.node} is full"
         _try_again(job, FabricError(what, f"{err.strerror}: {err.filename or 'paths.state or paths.run'}"))
         return
+    except check.UnhealthyError as err:
+        _drain_and_try_again(job, err)
     except (NodeError, TeardownError):
         teardown.tear_down(job.layout, job.journal, job.recorder)
         raise
@@ -202,22 +209,45 @@ def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePl
         return reserve(job.layout, job.lease, host, found, job.journal)
 
 
-def _while_job_exists(job: _Job, booting: Generator[None, None, RunningNode]) -> RunningNode:
-    """Drive a boot to its end; during its long waits ask vhpcd whether the job still exists.
+def _check(job: _Job, node: RunningNode) -> None:
+    """Run the site's check in the guests; not in restored ones, which have run programs of the user."""
+    settings = job.config.guests
+    if not settings.check or job.lease.resume is not None:
+        return
+    checks = check.run(settings, job.lease, node.guests, checking.environment(job.env))
+    with job.recorder.stage("check", " ".join(settings.check)):
+        lines = _while_job_exists(job, checks)
+    for line in lines:
+        common.log.warning("%s", line)
+    job.told.say(*lines)
+
+
+def _drain_and_try_again(job: _Job, error: check.UnhealthyError) -> None:
+    """Drain this node and requeue the job; a job whose check has failed before fails, and drains nothing."""
+    if (again := checking.repeated(job.client, job.lease, job.env, error)) is not None:
+        _fail_job(job, again)
+        return
+    job.told.say(error.line())
+    common.drain(job.config, job.env.node, error)
+    _try_again(job, FabricError(error.what, error.why, error.hint))
+
+
+def _while_job_exists(job: _Job, waiting: Generator[None, None, T]) -> T:
+    """Drive a boot or a check to its end; during long waits ask vhpcd whether the job still exists.
 
     slurmd starts no Epilog before the Prolog has ended, so nothing else would stop the boot.
 
     Raises:
-        Stopped: the job does not exist; also every exception of the boot.
+        Stopped: the job does not exist; also every exception of the boot or the check.
     """
     while True:
         try:
-            next(booting)
+            next(waiting)
         except StopIteration as end:
-            node: RunningNode = end.value
-            return node
+            found: T = end.value
+            return found
         if _has_ended(job):
-            booting.throw(Stopped(f"generation {job.lease.generation} was ended"))
+            waiting.throw(Stopped(f"generation {job.lease.generation} was ended"))
 
 
 def _has_ended(job: _Job) -> bool:
@@ -249,14 +279,14 @@ def _write_ready(job: _Job, plan: NodePlan) -> None:
         "commands": ":".join(job.config.host.commands),
         "command_path": slurm.folder_of_commands(job.config),
         "guests": str(len(plan.guests)),
-        "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(job.layout, plan)),
-        "cpus": _pins(plan),
+        "gpus": ",".join(":".join(map(str, own)) for own in statefields.gpu_indexes(job.layout, plan)),
+        "cpus": statefields.pins(plan),
         "warning": _warning(job.lease, job.env),
     }
     if job.lease.resume is not None and job.env.node == job.lease.allocation.node_names[0]:
         fields["attach"] = "batch"  # the batch script continues in the guest, and is not started
     job.told.say(fields["warning"])
-    if components := _components(job.lease, plan):
+    if components := statefields.components(job.lease, plan):
         fields["components"] = str(components)
     _write_state(job, fields)
 
@@ -265,18 +295,6 @@ def _write_state(job: _Job, fields: dict[str, str]) -> None:
     header = statefile.header(job.lease.generation, str(job.lease.request.image))
     header["console"] = "no" if job.lease.request.console is None else "yes"
     statefile.write_state(job.layout.state_file(job.env.job_id), header | fields, job.lease.request.uid)
-
-
-def _components(lease: Lease, plan: NodePlan) -> int:
-    """How many components of a heterogeneous job have one network for MPI; 0 if it is not such a job.
-
-    Components have different keys, so guests with InfiniBand ports cannot use these.  Slurm's process
-    mapping does not say which nodes have how many guests, so all must have the same number.
-    """
-    parts = lease.parts
-    if len(parts) == 1 or any(guest.port_guids for guest in plan.guests):
-        return 0
-    return len(parts) if len({part.guests_per_node for part in parts}) == 1 else 0
 
 
 def _warning(lease: Lease, env: common.HookEnv) -> str:
@@ -290,21 +308,6 @@ def _warning(lease: Lease, env: common.HookEnv) -> str:
     return f"--vhpc-console: {target} cannot be written on {env.node}: {why}; the job runs without that file"
 
 
-def _pins(plan: NodePlan) -> str:
-    """The OS CPU of each vCPU, in their order; empty if the plugin could not read such a long line."""
-    guests = (sorted(guest.pins, key=lambda pin: pin.vcpu) for guest in plan.guests)
-    text = ",".join(":".join(str(pin.os_cpu) for pin in pins) for pins in guests)
-    return text if len(text) <= statefile.LIMIT else ""
-
-
-def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
-    """Slurm's indexes of each guest's GPUs, in the guest's order."""
-    indexes = {key: index for index, key in enumerate(assignment.handed_out(layout).gpus)}
-    return [
-        [indexes[device.key] for device in guest.devices if device.traits.indexed] for guest in plan.guests
-    ]
-
-
 def _fail_job(job: _Job, error: UserError) -> None:
     """Write the message that the plugin shows at task start, and copy the consoles for the user.
 
@@ -312,7 +315,7 @@ def _fail_job(job: _Job, error: UserError) -> None:
     the Epilog.
     """
     refused = ""
-    if isinstance(error, refusal.RefusedGuestError | permission.RefusedHereError):
+    if isinstance(error, refusal.RefusedGuestError | permission.RefusedHereError | checking.RepeatedError):
         refused = error.cause
     if refused:
         common.log.error("%s", error.line())

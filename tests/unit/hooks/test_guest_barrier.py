@@ -258,6 +258,30 @@ def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None
     assert max(tested) == 4, "two addresses of two guests"
 
 
+@pytest.mark.promise("check.before")
+def test_a_node_has_passed_when_its_guests_were_checked(site: Site) -> None:
+    """After its guests reach the others; then no script starts on any node before all checks are over."""
+    go, seen = threading.Event(), []
+
+    def check() -> None:
+        seen.extend(site.sent)
+        assert go.wait(WAIT_S)
+
+    def checked(node: str) -> None:
+        barrier.wait(Layout(site.config), site.client(), site.lease, site.node(node), check)
+
+    with ThreadPoolExecutor(1) as pool:
+        n3 = pool.submit(checked, "n3")
+        with prologs(site, "n1", "n2") as ended:
+            ended["n2"].result(WAIT_S)
+            time.sleep(0.5)
+            assert not ended["n1"].done()
+            go.set()
+            ended["n1"].result(WAIT_S)
+        n3.result(WAIT_S)
+    assert ("n3", "passed") not in seen
+
+
 def test_a_job_of_one_node_sends_vhpcd_no_request(site: Site) -> None:
     site.begin(44, "n1")
     site.wait("n1")

@@ -32,7 +32,7 @@ class ReadinessStore(Protocol):
         """The failure of one node; one that fails the job comes before one that requeues it."""
 
     def failed_starts(self, job_id: int) -> int:
-        """How many generations of a job have failed because of the network between their nodes."""
+        """How many generations of a job have failed because of their network or the check of their guests."""
 
 
 class SqlReadiness:
@@ -91,7 +91,7 @@ class SqlReadiness:
         return None if row is None else NodeFailure(node=row[0], kind=row[1], line=row[2])
 
     def failed_starts(self, job_id: int) -> int:
-        """How many generations have failed because of the network."""
+        """How many generations have failed for this reason."""
         (count,) = self._db.execute(
             "SELECT count(DISTINCT lease) FROM readiness JOIN lease ON lease.id = readiness.lease"
             " WHERE lease.job_id = ? AND readiness.state = 'failed' AND readiness.kind = 'fabric'",

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.terminal import printable
@@ -261,6 +261,16 @@ def guest_text(raw: bytes) -> str:
     return printable(raw.decode("utf-8", "replace"))[:1000]
 
 
+class Frame(NamedTuple):
+    """One frame, without the number of its session."""
+
+    kind: int
+    fd: int
+    flags: int
+    call: int
+    payload: bytes
+
+
 class FrameStream:
     """Whole messages in and out, each with a deadline on ``time.monotonic()``'s clock."""
 
@@ -272,13 +282,13 @@ class FrameStream:
         """Close the connection; idempotent."""
         self._sock.close()
 
-    def send(self, kind: FrameType, message: bytes, deadline: float) -> None:
+    def send(self, kind: FrameType, message: bytes, deadline: float, *, fd: int = 0, call: int = 0) -> None:
         """Send one message, in several frames if need be; ChannelError when that fails."""
         frames = bytearray()
         parts = [message[at : at + PAYLOAD_MAX] for at in range(0, len(message), PAYLOAD_MAX)] or [b""]
         for i, part in enumerate(parts):
             flags = MORE if i + 1 < len(parts) else 0
-            frames += HEADER.pack(len(part), kind, 0, flags, 0, 0) + part
+            frames += HEADER.pack(len(part), kind, fd, flags, 0, call) + part
         self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             self._sock.sendall(frames)
@@ -291,8 +301,8 @@ class FrameStream:
         """The peer closed the connection while we wrote: it may have sent an ERROR with the reason."""
         try:
             while True:
-                kind, _, payload = self._frame(deadline, "the guest's channel is stuck")
-                self._check_error(kind, payload)
+                frame = self.frame(deadline, "the guest's channel is stuck")
+                self._check_error(frame.kind, frame.payload)
         except ChannelError as err:
             raise err from cause
 
@@ -300,7 +310,7 @@ class FrameStream:
         """Next message of a type; ``silence`` is the error's text when none comes in time."""
         message = bytearray()
         while True:
-            kind, flags, payload = self._frame(deadline, silence)
+            kind, _, flags, _, payload = self.frame(deadline, silence)
             self._check_error(kind, payload)
             if kind == FrameType.HELLO and wanted != FrameType.HELLO:
                 continue
@@ -321,15 +331,16 @@ class FrameStream:
         fields = dict(fields_of(payload))
         raise ChannelError("the guest's channel was closed", text(fields, Tag.TEXT))
 
-    def _frame(self, deadline: float, silence: str) -> tuple[int, int, bytes]:
+    def frame(self, deadline: float, silence: str) -> Frame:
+        """Next frame of any type; errors as of ``receive``."""
         self._fill(HEADER.size, deadline, silence)
-        length, kind, _, flags, _, _ = HEADER.unpack_from(self._buffer)
+        length, kind, fd, flags, _, call = HEADER.unpack_from(self._buffer)
         if length > PAYLOAD_MAX:
             raise ChannelError("the guest's channel broke the protocol", f"frame of {length} bytes")
         self._fill(HEADER.size + length, deadline, silence)
         payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
         del self._buffer[: HEADER.size + length]
-        return kind, flags, payload
+        return Frame(kind, fd, flags, call, payload)
 
     def _fill(self, need: int, deadline: float, silence: str) -> None:
         while len(self._buffer) < need:

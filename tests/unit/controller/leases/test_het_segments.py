@@ -16,7 +16,7 @@ from segment_site import Site, replace_network, vni
 from vhpc_slurm.controller.wire_types import LeaseWire
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
-from vhpc_slurm.hooks import bringup
+from vhpc_slurm.hooks import statefields
 from vhpc_slurm.model import LeaseState, NodePlan, SegmentPart
 from vhpc_slurm.node.network import plan
 
@@ -231,13 +231,13 @@ def test_mpi_over_components_needs_equal_guests_and_no_ports(tmp_path: Path) -> 
         ]
         _, lease = open_all(Site(tmp_path / f"{each}-{len(ports)}"), *parts)
         plan_ = SimpleNamespace(guests=[SimpleNamespace(port_guids=ports)])
-        return bringup._components(lease, cast(NodePlan, plan_))
+        return statefields.components(lease, cast(NodePlan, plan_))
 
     assert said(1) == 2
     assert said(2) == 0
     assert said(1, 7) == 0
     alone = Site(tmp_path / "alone").open(1)
-    assert bringup._components(alone, cast(NodePlan, SimpleNamespace(guests=[]))) == 0
+    assert statefields.components(alone, cast(NodePlan, SimpleNamespace(guests=[]))) == 0
 
 
 # --- the barrier ------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
-from vhpc_slurm.hooks import bringup, slurmctld
+from vhpc_slurm.hooks import slurmctld, statefields
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
 from vhpc_slurm.node import teardown
@@ -95,7 +95,7 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     assert [sorted(device.device_class for device in guest.devices) for guest in plan.guests] == [
         ["gpu", "vf"]
     ] * 2
-    assert sorted(bringup._gpu_indexes(rig.layout, plan)) == [[0], [1]]
+    assert sorted(statefields.gpu_indexes(rig.layout, plan)) == [[0], [1]]
     assert [reservation.guest for reservation in reservations.live(rig.layout)] == [0, 1]
     snapshot.close()
     teardown.clear(rig.layout, GENERATION, "n1")

@@ -27,7 +27,7 @@ from vhpc_slurm.device import NodeDevices, VirtualFunctionTraits, key_order
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import PciFunction
-from vhpc_slurm.hooks import bringup
+from vhpc_slurm.hooks import statefields
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.node.devices import classes, quarantine
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
@@ -75,7 +75,7 @@ def test_a_job_gets_a_device_of_a_registered_class(rig: Rig, kernel: FakeMdev) -
     assert found["mdev"].function == rig.gpus[1].address
     assert found["mdev"].root_complex == found["gpu"].root_complex
     assert kernel.made == {UUID}
-    assert bringup._gpu_indexes(rig.layout, plan) == [[0, 1]]
+    assert statefields.gpu_indexes(rig.layout, plan) == [[0, 1]]
     # only the whole GPU has BARs that take a guest long to set up
     assert guest.boot_timeout_s == rig.layout.config.guests.boot_timeout_s + 60
     (entry,) = (one for one in read_entries(rig.layout.journals, GENERATION) if UUID in one.key)

@@ -36,7 +36,8 @@ class NodeSize:
 
 
 def boot_budget_s(config: Config, node: NodeSize) -> int:
-    """Longest time of a Prolog: the wait for the lease, the longest boot, the stages before it, the barrier.
+    """Longest time of a Prolog: the wait for the lease, the longest boot, the stages before it, the check
+    of the guests, the barrier.
 
     One of these stages is QEMU's start, which takes longer the more memory it has to allocate.
     """
@@ -48,7 +49,8 @@ def boot_budget_s(config: Config, node: NodeSize) -> int:
     )
     start_s = guests.stage_timeout_s + round(node.memory_mib / 1024 * per_gib)
     boot_s = guests.longest_boot_s(node.gpus)
-    return config.controller.lease_wait_s + boot_s + start_s + config.network.barrier_s
+    after_s = guests.check_s + config.network.barrier_s
+    return config.controller.lease_wait_s + boot_s + start_s + after_s
 
 
 def longest_boot_s(layout: Layout) -> float | None:
