@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from controller_lab import Munged, allocation, request, stop
-from vhpcd_process import Vhpcd, make
+from controller_lab import allocation, request
+from vhpcd_process import Vhpcd
 
 from pace import until
 from vhpc_slurm.model import Generation
@@ -18,14 +16,6 @@ ESTABLISHED, TIME_WAIT = "01", "06"
 """As in /proc/net/tcp (include/net/tcp_states.h)."""
 KEEPALIVE_TIMER = "02"
 """As there, in the column ``tr`` (networking/proc_net_tcp in the kernel's documents)."""
-
-
-@pytest.fixture
-def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
-    found = make(tmp_path, daemon).start()
-    yield found
-    if found.process is not None:
-        stop(found.process)
 
 
 def states(vhpcd: Vhpcd) -> Counter[str]:
