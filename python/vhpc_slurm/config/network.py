@@ -369,14 +369,14 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """The networks of a job, as ``allowed`` names them: ``multicast`` is a property of ``job``."""
         return tuple(part for part in self.parts(asked, implies_job) if part != "multicast")
 
-    @property
-    def barrier_s(self) -> int:
-        """Longest time that the ready barrier adds to a Prolog, in seconds.
+    def barrier_s(self, *, checked: bool) -> int:
+        """Longest time that the ready barrier adds to a Prolog, in seconds; ``checked``: guests.check is set.
 
         The first node gives the others the time to find out which guests do not reach each other. In a
         cluster it gives the nodes of other members as long, and then its guests test other members.
         """
-        return self.ready_timeout_s + 5 * max(10, self.reach_timeout_s) if "job" in self.allowed else 0
+        wanted = checked or "job" in self.allowed
+        return self.ready_timeout_s + 5 * max(10, self.reach_timeout_s) if wanted else 0
 
     @property
     def ipv4_network(self) -> IPv4Network:

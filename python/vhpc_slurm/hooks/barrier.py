@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ready barrier: a job with a network starts when all its guests are ready and reach each other.
 
-Each guest tests the next rank and rank 0; then the site's check runs in the guests of its node, if there is
-one, and the node reports the result to vhpcd.  The Prolog
-of the first node, where the batch script runs, ends when all nodes have reported.  Slurm
-starts the batch script (PrologFlags=DeferBatch), and the first step of salloc and srun, when all
-Prologs have ended; so nothing starts earlier, and the first node's state file has the error of
-a job that cannot start.
+Each guest tests the next rank and rank 0, and its node reports the result to vhpcd; before that the site's
+check runs in the guests, if there is one, and then jobs without a network have a barrier too.  The Prolog of
+the first node, where the batch script runs, ends when all nodes have reported.  Slurm starts the batch script
+(PrologFlags=DeferBatch), and the first step of salloc and srun, when all Prologs have ended; so nothing
+starts earlier, and the first node's state file has the error of a job that cannot start.
 
 In a heterogeneous job the barrier is over all components on the segment, and the first node is that
 of the first of them: Slurm starts the batch script when the nodes of all components are ready
@@ -26,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -61,9 +61,11 @@ class PeerFailedError(UserError):
     """Another node of the job reported an error; that node has written the consoles of its guests."""
 
 
-def report_failure(client: ControllerClient, lease: Lease, node: str, error: VhpcError, line: str) -> None:
-    """Tell the other nodes of a job with a network why it fails; if vhpcd does not answer, only log this."""
-    if not _has_others(lease) or isinstance(error, PeerFailedError):
+def report_failure(
+    config: Config, client: ControllerClient, lease: Lease, node: str, error: VhpcError, line: str
+) -> None:
+    """Tell the other nodes of a job with a barrier why it fails; if vhpcd does not answer, only log this."""
+    if not _has_others(config, lease) or isinstance(error, PeerFailedError):
         return
     try:
         client.ready(lease.generation, node, "failed", error=(error.kind, line))
@@ -71,9 +73,14 @@ def report_failure(client: ControllerClient, lease: Lease, node: str, error: Vhp
         common.log.warning("the job's other nodes are not told of the failure: %s", err.line())
 
 
-def _has_others(lease: Lease) -> bool:
+def is_wanted(config: Config, lease: Lease) -> bool:
+    """Whether a job has a barrier: for its network, or for the check of its guests."""
+    return lease.segment is not None or bool(config.guests.check)
+
+
+def _has_others(config: Config, lease: Lease) -> bool:
     """Whether vhpcd has to know of the barrier: for other nodes of the job, or for other members."""
-    return lease.segment is not None and (len(lease.segment_nodes) > 1 or lease.cluster is not None)
+    return is_wanted(config, lease) and (len(lease.segment_nodes) > 1 or lease.cluster is not None)
 
 
 def wait(
@@ -94,7 +101,7 @@ def wait(
             does not take the job into its network.
         Stopped: the job has ended.
     """
-    if lease.segment is not None:
+    if is_wanted(layout.config, lease):
         _Barrier(layout, client, lease, node).wait(check)
 
 
@@ -112,11 +119,11 @@ class _Barrier:
         self._joining = False
 
     def wait(self, check: Callable[[], None]) -> None:
-        for guest in self._guests:
+        for guest in self._guests if self._lease.segment is not None else ():
             if peers := reach_targets(self._lease, self._node, guest.plan.index):
                 self._test(guest, peers)
         check()
-        if _has_others(self._lease):
+        if _has_others(self._config, self._lease):
             self._await_others()
         if self._joining:
             for guest in self._guests:
@@ -268,7 +275,7 @@ class _Barrier:
             Stopped: the job has ended.
             PeerFailedError: another node reported an error that fails the job.
         """
-        if not _has_others(self._lease):
+        if not _has_others(self._config, self._lease):
             return None
         others = [node for node in dict.fromkeys(about) if node != self._node]
         try:

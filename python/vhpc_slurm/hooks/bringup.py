@@ -117,10 +117,9 @@ def _bring_up(job: _Job, began: float) -> None:
     try:
         _open_run_dir(job)
         node = _boot(job)
-        if node.plan.segment is None:
-            _check(job, node)
-        else:
+        if node.plan.segment is not None:
             follower.start(job.layout, job.journal, job.lease, job.env.node)
+        if barrier.is_wanted(job.config, job.lease):
             with job.recorder.stage("barrier"):
                 barrier.wait(job.layout, job.client, job.lease, node, lambda: _check(job, node))
         if timeline.now() - began > timelimit.SHORTEST_S and _has_ended(job):
@@ -324,7 +323,7 @@ def _fail_job(job: _Job, error: UserError) -> None:
     consoles = "" if isinstance(error, barrier.PeerFailedError) else _copy_consoles(job)
     fields = {"status": "failed", "kind": error.kind, "message": error.line() + consoles}
     job.told.say(fields["message"])
-    barrier.report_failure(job.client, job.lease, job.env.node, error, fields["message"])
+    barrier.report_failure(job.config, job.client, job.lease, job.env.node, error, fields["message"])
     if refused:
         fields["alarm"] = refused
     try:

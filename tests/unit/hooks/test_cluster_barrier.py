@@ -184,7 +184,7 @@ def test_own_guests_that_drop_packets_fail_their_job(start: Start) -> None:
 def test_a_failure_of_a_member_of_one_node_is_reported(start: Start) -> None:
     client = cast(ControllerClient, SimpleNamespace(ready=start.ready))
     error = UserError("image tiny:1 did not boot")
-    barrier.report_failure(client, start.lease, "n1", error, error.line())
+    barrier.report_failure(Config(), client, start.lease, "n1", error, error.line())
     assert start.said == [("failed", "image tiny:1 did not boot")]
     start.answers = [ReadyState(over=False, failure=NodeFailure(kind="fabric", node="n1", line="x"))]
     start.wait()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -259,27 +259,31 @@ def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None
 
 
 @pytest.mark.promise("check.before")
-def test_a_node_has_passed_when_its_guests_were_checked(site: Site) -> None:
-    """After its guests reach the others; then no script starts on any node before all checks are over."""
-    go, seen = threading.Event(), []
-
-    def check() -> None:
-        seen.extend(site.sent)
-        assert go.wait(WAIT_S)
+@pytest.mark.parametrize("network", [True, False])
+def test_a_node_has_passed_when_its_guests_were_checked(site: Site, network: bool) -> None:
+    """Then no script starts on any node before all checks are over."""
+    go = threading.Event()
+    guests = msgspec.structs.replace(site.config.guests, check=("/usr/bin/check",))
+    site.config = msgspec.structs.replace(site.config, guests=guests)
+    running = {node: site.node(node) for node in ("n1", "n2", "n3")}
+    if not network:
+        site.lease = replace(site.lease, segment=None)
 
     def checked(node: str) -> None:
-        barrier.wait(Layout(site.config), site.client(), site.lease, site.node(node), check)
+        def check() -> None:
+            assert node != "n3" or go.wait(WAIT_S)
 
-    with ThreadPoolExecutor(1) as pool:
-        n3 = pool.submit(checked, "n3")
-        with prologs(site, "n1", "n2") as ended:
-            ended["n2"].result(WAIT_S)
-            time.sleep(0.5)
-            assert not ended["n1"].done()
-            go.set()
-            ended["n1"].result(WAIT_S)
+        barrier.wait(Layout(site.config), site.client(), site.lease, running[node], check)
+
+    with ThreadPoolExecutor(3) as pool:
+        n1, n2, n3 = (pool.submit(checked, node) for node in running)
+        n2.result(WAIT_S)
+        time.sleep(0.5)
+        assert not n1.done()
+        assert ("n3", "passed") not in site.sent
+        go.set()
+        n1.result(WAIT_S)
         n3.result(WAIT_S)
-    assert ("n3", "passed") not in seen
 
 
 def test_a_job_of_one_node_sends_vhpcd_no_request(site: Site) -> None:
@@ -340,12 +344,14 @@ def test_an_error_of_the_user_is_reported_on_the_first_node(site: Site) -> None:
     site.ready -= {"n3"}
     with prologs(site, "n1", "n2") as ended:
         error = UserError("image tiny:1 did not boot on n3")
-        barrier.report_failure(site.client(), site.lease, "n3", error, error.line())
+        barrier.report_failure(site.config, site.client(), site.lease, "n3", error, error.line())
         for node in ("n1", "n2"):
             with pytest.raises(barrier.PeerFailedError, match="node n3: image tiny:1 did not boot on n3"):
                 ended[node].result(WAIT_S)
     sent = len(site.sent)
-    barrier.report_failure(site.client(), site.lease, "n1", barrier.PeerFailedError("node n3"), "x")
+    barrier.report_failure(
+        site.config, site.client(), site.lease, "n1", barrier.PeerFailedError("node n3"), "x"
+    )
     assert len(site.sent) == sent, "one node's error is reported once"
 
 

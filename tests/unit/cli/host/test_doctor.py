@@ -175,6 +175,10 @@ def test_the_longest_boot_and_each_gpu_count() -> None:
     networks = Config(network=Network(allowed=("none", "job"), ready_timeout_s=100, reach_timeout_s=10))
     found = one(list(slurm.check(recommended, networks)), "slurm.PrologEpilogTimeout")
     assert "a boot may take (450 s)" in found.what, "with the wait for guests of other nodes"
+    network = Network(ready_timeout_s=100, reach_timeout_s=10)
+    checked = Config(guests=Guests(check=("/usr/bin/check",), check_timeout_s=30), network=network)
+    found = one(list(slurm.check(recommended, checked)), "slurm.PrologEpilogTimeout")
+    assert "a boot may take (480 s)" in found.what, "with the check, also without networks"
     found = one(list(slurm.check(recommended, Config(), [NodeSize(gpus=8)])), "slurm.PrologEpilogTimeout")
     assert found.level is Level.ERROR
     assert f"({60 + 180 + 8 * 60 + 60} s)" in found.what

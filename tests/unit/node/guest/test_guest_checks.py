@@ -70,7 +70,7 @@ def test_the_end_of_the_check_decides_who_is_at_fault(
     assert says in found.line()
 
 
-@pytest.mark.promise("check.own-image")
+@pytest.mark.promise("check.own-image", "attack.check")
 @pytest.mark.parametrize(
     ("own", "request_", "part"),
     [

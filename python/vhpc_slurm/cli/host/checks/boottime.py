@@ -49,7 +49,7 @@ def boot_budget_s(config: Config, node: NodeSize) -> int:
     )
     start_s = guests.stage_timeout_s + round(node.memory_mib / 1024 * per_gib)
     boot_s = guests.longest_boot_s(node.gpus)
-    after_s = guests.check_s + config.network.barrier_s
+    after_s = guests.check_s + config.network.barrier_s(checked=bool(guests.check))
     return config.controller.lease_wait_s + boot_s + start_s + after_s
 
 
