@@ -9,6 +9,8 @@ here, which placement and the domain XML use, and the verbs on a node
 
 from __future__ import annotations
 
+import re
+
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import PCI_ADDRESS, PciBar, PciFunction, address_key
 from vhpc_slurm.record import Record
@@ -17,6 +19,9 @@ GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processor
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 NETWORK_CLASS = 0x02
 INFINIBAND_ON_SERIAL_BUS = 0x0C06
+NVIDIA = 0x10DE
+MDEV_KEY = re.compile(r"76687063-0000-8([0-9a-f]{3})-8000-([0-9a-f]{8})([0-9a-f]{2})([0-9a-f]{2})", re.ASCII)
+"""An mdev's UUID, version 8 of RFC 9562: "vhpc", the mdev's number, domain, bus and devfn of its parent."""
 
 
 class HostdevSource(Record, frozen=True):
@@ -112,7 +117,56 @@ class VirtualFunctionTraits(DeviceTraits):
         return key == place.address and bool(place.physfn) and network
 
 
-TRAITS: list[DeviceTraits] = [GpuTraits(), VirtualFunctionTraits()]
+class MdevTraits(DeviceTraits):
+    """A mediated device (mdev); it exists while a job has it.
+
+    It has no IOMMU group of its parent: the parent's driver decides which memory it reaches.
+    Its BARs depend on its type; they are at most those of its parent.
+    """
+
+    name = "mdev"
+    key_form = MDEV_KEY
+    key_name = "mdev's UUID"
+    indexed = True
+    iommu = False
+
+    def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:  # noqa: ARG002 - its type is named
+        """Any mdev of the function."""
+        return MDEV_KEY.fullmatch(key) is not None and mdev_parent(key) == place.address
+
+    def source(self, key: str) -> HostdevSource:
+        """By its UUID."""
+        return HostdevSource("mdev", (("model", "vfio-pci"),), (("uuid", key),))
+
+
+class VgpuTraits(DeviceTraits):
+    """A virtual function of an NVIDIA GPU: it stays with its driver, which makes it a vGPU of some type."""
+
+    name = "vgpu"
+    indexed = True
+
+    def owns(self, key: str, place: PciFunction, *, allowed: bool) -> bool:  # noqa: ARG002 - its type is named
+        """Any virtual function of an NVIDIA GPU."""
+        nvidia_gpu = place.vendor == NVIDIA and place.class_code >> 16 in GPU_CLASSES
+        return key == place.address and bool(place.physfn) and nvidia_gpu
+
+
+def mdev_key(parent: str, number: int) -> str:
+    """The UUID of the n-th mdev of a PCI function, known before it is created; ``number`` is below 4096."""
+    domain, bus, slot, function = address_key(parent)
+    return f"76687063-0000-8{number:03x}-8000-{domain:08x}{bus:02x}{slot << 3 | function:02x}"
+
+
+def mdev_parent(key: str) -> str:
+    """Address of the PCI function whose mdev has this key; NodeError if it is not the key of an mdev."""
+    match = MDEV_KEY.fullmatch(key)
+    if match is None:
+        raise NodeError(f"{key!r} is not the key of a mediated device")
+    domain, bus, devfn = (int(part, 16) for part in match.groups()[1:])
+    return f"{domain:04x}:{bus:02x}:{devfn >> 3:02x}.{devfn & 7}"
+
+
+TRAITS: list[DeviceTraits] = [MdevTraits(), VgpuTraits(), GpuTraits(), VirtualFunctionTraits()]
 """Of all classes; the first one that owns a device is its class."""
 
 

@@ -231,7 +231,9 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     gpu_map: Annotated[
         str,
         documented(
-            "file with the PCI address of each GPU: lines INDEX ADDRESS [MODULE], in the order of gres.conf"
+            "file with the PCI address of each GPU: lines INDEX ADDRESS [MODULE], in the order of gres.conf. "
+            "INDEX ADDRESS mdev=TYPE is a mediated device that is created for each job at this GPU, "
+            "INDEX ADDRESS vgpu=TYPE a virtual function that NVIDIA's driver makes a vGPU"
         ),
     ] = "/etc/vhpc/gpu.map"
     vf_gres: Annotated[
@@ -267,7 +269,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         documented(
             "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
             "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs if it "
-            "is installed, else only the reset"
+            "is installed, else only the reset. It can also check that MIG mode is off"
         ),
     ] = ()
     virtual_functions: Annotated[

@@ -115,6 +115,27 @@ DEVICES = replace(
     pcihole64_gib=512,
     address_bits=40,
 )
+# Two mdevs of one GPU and a vGPU: parts of GPUs, which stay with their drivers.
+GPU_PARTS = replace(
+    FLAT,
+    devices=(
+        PassthroughDevice(
+            "76687063-0000-8000-8000-000000000b00", "mdev", 0, "pci0000:08", 2, parent="0000:0b:00.0"
+        ),
+        PassthroughDevice(
+            "76687063-0000-8001-8000-000000000b00", "mdev", 0, "pci0000:08", 3, parent="0000:0b:00.0"
+        ),
+        PassthroughDevice("0000:0d:00.4", "vgpu", 0, "pci0000:08", 4),
+    ),
+    controllers=(
+        PciController(1, "pcie-expander-bus", bus_nr=252, cell=0),
+        PciController(2, "pcie-root-port", 1, 0),
+        PciController(3, "pcie-root-port", 1, 1),
+        PciController(4, "pcie-root-port", 1, 2),
+    ),
+    pcihole64_gib=64,
+    address_bits=39,
+)
 
 
 def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
@@ -154,6 +175,7 @@ CASES = {
     "hugepages-two-cells": spec(TWO_CELLS),
     "preferred-two-cells": spec(PREFERRED_CELLS),
     "devices": spec(DEVICES),
+    "gpu-parts": spec(GPU_PARTS),
     "shares": spec(FLAT, kvm=False, shares=SHARES),
     "network": spec(replace(FLAT, interface=NIC), mtu=1450),
     "nat": spec(replace(FLAT, interface=NIC, nat=NAT), mtu=1450),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from device_rig import GENERATION, Rig
@@ -33,6 +34,13 @@ def lease(*gres: GresAllocation, net: NetworkIdentity = IB, nodes: tuple[str, ..
     image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
     parts = tuple(NodeAllocation(node, (0, 1), 4096, gres) for node in nodes)
     return Lease(GENERATION, LeaseState.READY, REQUEST, Allocation(parts), image, net)
+
+
+def another(what: Lease, number: int) -> Lease:
+    """The lease of a later job, which has the next two CPUs of each node."""
+    parts = tuple(replace(part, cpu_ids=(2 * number, 2 * number + 1)) for part in what.allocation.nodes)
+    generation = replace(GENERATION, job_id=GENERATION.job_id + number)
+    return replace(what, generation=generation, allocation=replace(what.allocation, nodes=parts))
 
 
 def gpus(*indexes: int) -> GresAllocation:

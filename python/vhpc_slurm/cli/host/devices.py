@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from vhpc_slurm.device import GpuTraits, is_key, key_order
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.node.devices import assignment as node_devices
+from vhpc_slurm.node.devices import gpumap
 from vhpc_slurm.node.host import inventory
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
@@ -96,7 +98,9 @@ def clear(
     context.need_root("devices clear")
     if not is_key(address):
         raise UserError(
-            f"{address[:40]!r} is not a PCI address", "write it like 0000:1b:00.0", "see: vhpc devices"
+            f"{address[:40]!r} is not the key of a device",
+            "write a PCI address like 0000:1b:00.0, or an mdev's UUID",
+            "see: vhpc devices",
         )
     layout = Layout(config)
     # no job may get the device during the check
@@ -115,6 +119,7 @@ def _rows(config: Config, node: str) -> list[Row]:
     found = node_devices.handed_out(layout)
     held = fold(reservations.live(layout)).devices
     records = node_devices.quarantined(layout)
+    types = gpumap.types(Path(config.placement.gpu_map))
     places = places_of(host, found)
     roles = dict.fromkeys(found.gpus, GpuTraits.name)
     known = [*pool(host, found), *(of_map(key, places.get(key), config) for key in found.gpus)]
@@ -135,7 +140,7 @@ def _rows(config: Config, node: str) -> list[Row]:
             driver=function.driver if function else "",
             group=function.iommu_group if function else None,
             cell=_cell(function),
-            what=maker(function) if function else "",
+            what=" ".join(filter(None, (maker(function) if function else "", types.get(address, "")))),
         )
 
     gpus = [row(key, roles[key], index) for index, key in enumerate(found.gpus)]

@@ -21,6 +21,7 @@ from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import PciFunction, Reservation
 from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node.devices import mdev, vgpu
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
@@ -31,12 +32,17 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """A host with the reservations of guests; ``reservations`` is None if the journals could not be read."""
+    """A host with the reservations of guests; ``reservations`` is None if the journals could not be read.
+
+    ``mdev_types`` and ``vgpus`` are what drivers of GPUs offer to guests.
+    """
 
     host: HostInventory
     live: bool
     reservations: tuple[Reservation, ...] | None
     remarks: tuple[str, ...]
+    mdev_types: tuple[mdev.MdevType, ...] = ()
+    vgpus: tuple[vgpu.VgpuFunction, ...] = ()
 
 
 def inventory(
@@ -62,7 +68,9 @@ def inventory(
     if svg == "-" and as_json:
         raise typer.BadParameter("--svg - and --json cannot both write to standard output")
     config, name = options.config(), context.node_name(node)
-    found = _this(config, name) if sysfs_root is None else _other(config, name, sysfs_root)
+    root = config.host.sysfs_root if sysfs_root is None else _root(sysfs_root)
+    found = _this(config, name) if sysfs_root is None else _other(config, name, root)
+    found = dataclasses.replace(found, mdev_types=mdev.offers(root), vgpus=vgpu.functions(root))
     if svg is not None:
         _write_svg(found, svg)
     if as_json:
@@ -102,20 +110,25 @@ def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
         return (f"libvirt was not compared: {err}",)
 
 
-def _other(config: Config, node: str, sysfs_root: str) -> Picture:
-    """A tree of another machine, with its procfs if that was captured too."""
-    from vhpc_slurm.node.host import inventory as reader
-
+def _root(sysfs_root: str) -> str:
+    """The sysfs tree that the user has named."""
     folder = Path(sysfs_root)
     root = folder / "sys" if (folder / "sys" / "devices").is_dir() else folder
     if not (root / "devices").is_dir():
         raise UserError(f"--sysfs-root={sysfs_root}", "there is no sysfs tree", "name a copy of /sys")
+    return str(root)
+
+
+def _other(config: Config, node: str, root: str) -> Picture:
+    """A tree of another machine, with its procfs if that was captured too."""
+    from vhpc_slurm.node.host import inventory as reader
+
     elsewhere = msgspec.structs.replace(
         config,
-        host=msgspec.structs.replace(config.host, sysfs_root=str(root)),
+        host=msgspec.structs.replace(config.host, sysfs_root=root),
         guests=msgspec.structs.replace(config.guests, accelerator="tcg"),
     )
-    host = reader.read_inventory(node, elsewhere, proc_root=root.parent / "proc")
+    host = reader.read_inventory(node, elsewhere, proc_root=Path(root).parent / "proc")
     return Picture(host, False, (), host.remarks)
 
 
@@ -160,6 +173,8 @@ def as_builtins(found: Picture) -> dict[str, Any]:
             for cell in host.cells
         ],
         "pci": [_function(function) for function in host.pci],
+        "mdev_types": msgspec.to_builtins(found.mdev_types),
+        "vgpus": msgspec.to_builtins(found.vgpus),
         "reservations": None
         if found.reservations is None
         else [_reservation(reservation) for reservation in found.reservations],
@@ -205,6 +220,8 @@ def _show(found: Picture) -> None:
     output.show(tree)
     for reservation in found.reservations or ():
         print(f"{hostview.holder(reservation)}: {hostview.describe(reservation)}")
+    for line in gpu_part_lines(found):
+        print(line)
     if view.hidden:
         print(f"{view.hidden} PCI functions of the platform itself are not shown; --json has them")
     for remark in found.remarks:
@@ -306,6 +323,22 @@ def function_line(function: PciFunction, reservation: Reservation | None, *, vir
     if reservation is not None:
         parts.append(f"held by {hostview.holder(reservation)}")
     return parts[0] + " " + ", ".join(printable(part) for part in parts[1:])
+
+
+def gpu_part_lines(found: Picture) -> list[str]:
+    """Types of mdevs, and virtual functions that can be vGPUs; alike functions of a GPU in one line."""
+    lines = [
+        f"{one.parent}: mdev type {one.type} ({one.name or 'no name'}), {len(one.devices)} exist, "
+        f"{one.available} more can be created"
+        for one in found.mdev_types
+    ]
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for vf in found.vgpus:
+        kinds = ", ".join(f"{kind.name} ({kind.number})" for kind in vf.creatable) or "no type"
+        what = f"can become {kinds}" if vf.current == vgpu.NONE else f"vGPU of type {vf.current}"
+        alike.setdefault((vf.physfn, vf.current, what), []).append(hostview.short(vf.address))
+    lines += [f"{physfn}: VF {', '.join(names)}: {what}" for (physfn, _, what), names in alike.items()]
+    return [printable(line) for line in lines]
 
 
 def _write_svg(found: Picture, target: str) -> None:

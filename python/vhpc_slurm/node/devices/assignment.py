@@ -90,7 +90,7 @@ def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState)
         DeviceError: another device cannot be assigned.
     """
     known = quarantined(layout)
-    case = _case(layout, [device.key for device in devices], host.held, host)
+    case = case_of(layout, [device.key for device in devices], host.held, host)
     found: list[State] = []
     unfit: list[quarantine.QuarantineRecord] = []
     busy: dict[str, str] = {}
@@ -113,9 +113,11 @@ def check(layout: Layout, devices: Sequence[PassthroughDevice], host: HostState)
     return found
 
 
-def _case(layout: Layout, mine: Sequence[str], held: Mapping[str, str], host: HostState) -> CheckInput:
-    config = layout.config
-    return CheckInput(config.host.sysfs_root, config.devices, frozenset(mine), held, host.proc, host.dev)
+def case_of(layout: Layout, mine: Sequence[str], held: Mapping[str, str], host: HostState) -> CheckInput:
+    """Inputs of the checks of a job's devices; NodeError if the GPU map cannot be read."""
+    config, types = layout.config, gpumap.types(Path(layout.config.placement.gpu_map))
+    root = config.host.sysfs_root
+    return CheckInput(root, config.devices, frozenset(mine), held, host.proc, host.dev, types)
 
 
 def release(layout: Layout, generation: str, held: HeldDevice, host: HostState | None = None) -> None:
@@ -191,7 +193,7 @@ def clear(layout: Layout, key: str, held: Mapping[str, str], host: HostState | N
     one = classes.of(record.device_class)
     if not one.exists(layout, key):
         raise TeardownError(f"device {key} is not there", "", "compare with lspci -D")
-    case = _case(layout, [key], held, host or HostState())
+    case = case_of(layout, [key], held, host or HostState())
     try:
         one.clear(case, layout, key, record.state)
     except OSError as err:

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-from vhpc_slurm import device
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node.devices.device_class import DeviceClass
+from vhpc_slurm.node.devices.mdev import Mdev
 from vhpc_slurm.node.devices.pci_function import Gpu, VirtualFunction
+from vhpc_slurm.node.devices.vgpu import Vgpu
 from vhpc_slurm.node.store.layout import Layout
 
-CLASSES: dict[str, DeviceClass] = {one.traits.name: one for one in (Gpu(), VirtualFunction())}
+CLASSES: dict[str, DeviceClass] = {one.traits.name: one for one in (Gpu(), VirtualFunction(), Mdev(), Vgpu())}
 """By their names."""
-
-
-def register(one: DeviceClass) -> None:
-    """Add a class; it owns what it claims, also what an earlier class claims."""
-    device.TRAITS.insert(0, one.traits)
-    CLASSES[one.traits.name] = one
 
 
 def of(name: str) -> DeviceClass:

@@ -16,7 +16,7 @@ from msgspec import field
 
 from vhpc_slurm.device import DeviceTraits, PassthroughDevice
 from vhpc_slurm.errors import TeardownError
-from vhpc_slurm.node.devices.preflight import CheckInput
+from vhpc_slurm.node.devices.preflight import CheckInput, DeviceError, check_holders
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
@@ -34,6 +34,14 @@ class HostState(Record, frozen=True):
     held: Mapping[str, str] = field(default_factory=dict)
     proc: Path = Path("/proc")
     dev: str = "/dev"
+
+
+def check_closed(case: CheckInput, key: str, group: int, driver: str = "") -> None:
+    """Check that no process has a device open that is to be released; TeardownError if one has."""
+    try:
+        check_holders(case, key, group, driver)
+    except DeviceError as err:
+        raise TeardownError(f"device {key} cannot be released", err.line()) from err
 
 
 class DeviceClass(ABC):
@@ -63,6 +71,14 @@ class DeviceClass(ABC):
 
         Raises:
             DeviceError: a guest may not have it; ``NODE_WIDE`` and ``PASSING`` have their own meaning.
+            StuckError: the kernel does not answer.
+        """
+
+    def offered(self, case: CheckInput, key: str) -> None:  # noqa: B027 - the others exist always
+        """Check that the node has the device or can create it as the GPU map says: a part of ``check``.
+
+        Raises:
+            DeviceError: it cannot.
             StuckError: the kernel does not answer.
         """
 

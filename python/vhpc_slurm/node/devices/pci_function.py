@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import msgspec
 
 from vhpc_slurm.device import GpuTraits, PassthroughDevice, VfIdentity, VirtualFunctionTraits
-from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
+from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PCI_ADDRESS
 from vhpc_slurm.node.devices import aer, preflight, scrub, vf, vf_drivers, vfio
-from vhpc_slurm.node.devices.device_class import DeviceClass, HostState, NotCleanError, State
-from vhpc_slurm.node.devices.preflight import VFIO, Before, CheckInput, DeviceError, device_path
+from vhpc_slurm.node.devices.device_class import DeviceClass, HostState, NotCleanError, State, check_closed
+from vhpc_slurm.node.devices.preflight import VFIO, Before, CheckInput, NotAllowedError, device_path
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.store.layout import Layout
 
@@ -28,8 +28,18 @@ class PciFunctionClass(DeviceClass):
 
     def check(self, case: CheckInput, key: str) -> State:
         """Do the checks of ``preflight``."""
+        self.offered(case, key)
         found: State = msgspec.to_builtins(preflight.check(case, key, virtual=self.virtual))
         return found
+
+    def offered(self, case: CheckInput, key: str) -> None:
+        """A guest that should get a part of a function must not get all of it."""
+        if key in case.types:
+            raise NotAllowedError(
+                f"device {key} is not a virtual function of an NVIDIA GPU",
+                f"the GPU map says that it becomes {case.types[key]}",
+                "correct the GPU map",
+            )
 
     def prepare(self, layout: Layout, device: PassthroughDevice, state: State) -> None:
         """Bind the function to vfio-pci."""
@@ -45,10 +55,7 @@ class PciFunctionClass(DeviceClass):
         if before.driver != VFIO and (driver, now) == (before.driver, before.override):
             return  # it was not changed yet, or everything was undone
         case = CheckInput(root, config, frozenset((key,)), {}, host.proc, host.dev)
-        try:
-            preflight.check_holders(case, key, before.group, driver)
-        except DeviceError as err:
-            raise TeardownError(f"device {key} cannot be released", err.line()) from err
+        check_closed(case, key, before.group, driver)
         # before the reset, which may cause some
         errors = aer.risen(before.aer, aer.counts(device_path(root, key)))
         if errors:

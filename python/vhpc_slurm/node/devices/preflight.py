@@ -15,6 +15,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec import field
+
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.devices import aer
@@ -25,7 +27,6 @@ VFIO = "vfio-pci"
 BRIDGE_DRIVERS = frozenset(
     ("pcieport", "pci-stub")
 )  # the kernel's own list of harmless drivers, except vfio-pci
-NVIDIA = 0x10DE
 AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
 COMMAND = 4  # offset of the command register in configuration space
 HEADER_TYPE = 0x0E  # header type in configuration space; bit 7 says that the slot has more functions
@@ -131,6 +132,7 @@ class CheckInput(Record, frozen=True):
         held: generation by key, of other jobs' devices.
         proc: path of procfs.
         dev: folder of the device files.
+        types: what the GPU map says that devices become, by key.
     """
 
     root: str
@@ -139,6 +141,7 @@ class CheckInput(Record, frozen=True):
     held: Mapping[str, str]
     proc: Path = Path("/proc")
     dev: str = "/dev"
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def device_path(root: str, address: str) -> str:
@@ -175,7 +178,7 @@ def check(case: CheckInput, address: str, *, virtual: bool) -> Before:
         )
     _check_kind(case, path, address, virtual=virtual)
     _check_host(path, address)
-    group = _check_group(case, path, address)
+    group = check_group(case, path, address)
     methods, accepted = _check_reset(case, path, address)
     _check_alive(path, address, case.config.timeout_s)
     driver = bound_to(case.root, address)
@@ -196,7 +199,8 @@ def check(case: CheckInput, address: str, *, virtual: bool) -> Before:
     return Before(driver, pinned, methods, accepted, group, aer.counts(path))
 
 
-def _check_kind(case: CheckInput, path: str, address: str, *, virtual: bool) -> None:
+def check_allowed(case: CheckInput, path: str, address: str) -> None:
+    """Check that the site allows functions of this kind; NotAllowedError if not."""
     identity = ":".join(
         sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
     )
@@ -204,6 +208,10 @@ def _check_kind(case: CheckInput, path: str, address: str, *, virtual: bool) -> 
         raise NotAllowedError(
             f"device {address} is a {identity}", "devices.allow does not list it", "see vhpc.toml(5)"
         )
+
+
+def _check_kind(case: CheckInput, path: str, address: str, *, virtual: bool) -> None:
+    check_allowed(case, path, address)
     if virtual and not sysfs.link(f"{path}/physfn"):
         raise NotAllowedError(
             f"device {address} is not a virtual function",
@@ -231,7 +239,12 @@ def _check_host(path: str, address: str) -> None:
             )
 
 
-def _check_group(case: CheckInput, path: str, address: str) -> int:
+def check_group(case: CheckInput, path: str, address: str) -> int:
+    """Check that no other holder has a function of its IOMMU group, and return the group.
+
+    Raises:
+        IommuOffError, SharedGroupError, NotViableError: a guest may not get it now.
+    """
     group = sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
     if not group.isdecimal():
         raise IommuOffError(

@@ -13,8 +13,8 @@ import signal
 import subprocess
 
 from vhpc_slurm.config import Devices
+from vhpc_slurm.device import NVIDIA
 from vhpc_slurm.node.devices.device_class import NotCleanError
-from vhpc_slurm.node.devices.preflight import NVIDIA
 
 TOOL = "nvidia_gpu_tools.py"
 WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/gpu-admin-tools"

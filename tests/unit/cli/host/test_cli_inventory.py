@@ -100,19 +100,51 @@ def documented() -> set[str]:
         if line.startswith("| `"):
             names, text = line.split(" | ", 1)
             found |= {prefix + name for name in re.findall(r"`(\w+)`", names)}
-            for part in ("distances", "hugepages", "bars", "link", "cells"):
-                if f"`{part}`" in names and prefix:
+            for part in ("distances", "hugepages", "bars", "link", "cells", "mdev_types", "vgpus"):
+                if f"`{part}`" in names and (prefix or part != "cells"):
                     found |= {f"{part}.{name}" for name in re.findall(r"`(\w+)`", text)}
     return found
+
+
+def gpu_parts(sys: Path) -> tuple[str, list[str]]:
+    """A captured GPU with an mdev, and another's virtual functions with types; their addresses."""
+    gpus = sorted(
+        path.parent for path in sys.glob("bus/pci/devices/*/class") if path.read_text().startswith("0x0302")
+    )
+    kind = gpus[0] / "mdev_supported_types/nvidia-474"
+    (kind / "devices/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001").mkdir(parents=True)
+    (kind / "name").write_text("GRID A100-4C\n")
+    (kind / "available_instances").write_text("9\n")
+    (sys / "class/mdev_bus").mkdir(parents=True)
+    (sys / "class/mdev_bus" / gpus[0].name).symlink_to(gpus[0])
+    for gpu, now in zip(gpus[1:3], ("0", "1414"), strict=True):
+        (gpu / "physfn").symlink_to(gpus[3])
+        (gpu / "nvidia").mkdir()
+        (gpu / "nvidia/current_vgpu_type").write_text(f"{now}\n")
+        (gpu / "nvidia/creatable_vgpu_types").write_text("ID    : vGPU Name\n1414  : NVIDIA H200X-1-18C\n")
+    return gpus[0].name, [gpu.name for gpu in gpus[1:4]]
+
+
+def test_types_of_mdevs_and_vgpus_are_shown(vhpc: Vhpc) -> None:
+    tree = gpu_node(vhpc.folder / "gpus", sockets=2, cores=2)
+    parent, (free, used, physfn) = gpu_parts(tree.sys)
+    out = vhpc("inventory", "--sysfs-root", str(vhpc.folder / "gpus"))
+    for line in (
+        f"{parent}: mdev type nvidia-474 (GRID A100-4C), 1 exist, 9 more can be created",
+        f"{physfn}: VF {free.removeprefix('0000:')}: can become H200X-1-18C (1414)",
+        f"{physfn}: VF {used.removeprefix('0000:')}: vGPU of type 1414",
+    ):
+        assert line in out.splitlines()
 
 
 @pytest.mark.usefixtures("as_root")
 def test_the_document_has_the_fields_that_its_description_names(vhpc: Vhpc) -> None:
     reservation(vhpc, Generation(7, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1024]])
-    gpu_node(vhpc.folder / "gpus", sockets=2, cores=2)
+    gpu_parts(gpu_node(vhpc.folder / "gpus", sockets=2, cores=2).sys)
     live = vhpc.json("inventory")
     other = vhpc.json("inventory", "--sysfs-root", str(vhpc.folder / "gpus"))
-    assert keys(live) | keys(other) == documented()
+    known = {"creatable.number", "creatable.name"}  # as the driver shows them
+    assert keys(live) | keys(other) == documented() | known
     assert live["schema"] == other["schema"] == 1
     assert (live["live"], other["live"]) == (True, False)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
+from fake_mdev import LARGE, TYPE, FakeMdev, FakeVgpus
 
 from vhpc_slurm.cli.host.checks import CheckResult, Level, devices
 from vhpc_slurm.node.devices import quarantine, setup
@@ -108,6 +109,54 @@ def test_without_iommu_or_driver_nothing_can_be_passed_through(rig: Rig) -> None
 def test_a_missing_scrub_command_is_an_error(rig: Rig) -> None:
     rig.with_devices(gpu_scrub=("/nowhere/scrub", "{address}"))
     assert findings(rig)["devices.clearing"].what == "/nowhere/scrub does not exist"
+
+
+def parts(rig: Rig, *lines: str) -> CheckResult:
+    """What doctor says of a map with parts of GPUs."""
+    (rig.root / "gpu.map").write_text("".join(f"{index} {line}\n" for index, line in enumerate(lines)))
+    found = findings(rig, f"NodeName=n1 Gres=gpu:{len(lines)},ibvf:4")
+    assert found["devices.map"].level is Level.OK
+    return found["devices.types"]
+
+
+def test_missing_mdev_types_and_instances_are_named(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    rig.give_to_host(gpu)
+    mdev = f"{gpu.address} mdev={TYPE}"
+    assert "/class/mdev_bus/" in parts(rig, mdev).what
+    kernel = FakeMdev(rig, gpu)
+    assert (parts(rig, mdev, mdev).level, parts(rig, mdev, mdev).what) == (
+        Level.OK,
+        "2 mediated devices and vGPUs can be created",
+    )
+    kernel.create("76687063-0000-8000-8000-000000000b00")  # of a job: the first line is in use
+    assert parts(rig, mdev, mdev).level is Level.OK
+    assert "available_instances is 1" in parts(rig, mdev, mdev, mdev).what
+    found = parts(rig, f"{gpu.address} mdev=nvidia-1")
+    assert found.level is Level.ERROR
+    assert f"no mediated devices of type nvidia-1: its types are {TYPE}, {LARGE}" in found.what
+
+
+def test_virtual_functions_that_cannot_be_vgpus_are_named(rig: Rig) -> None:
+    kernel = FakeVgpus(rig, rig.gpus[0])
+    one, two = (vf.address for vf in kernel.vfs)
+    assert parts(rig, f"{one} vgpu=H200X-1-18C", f"{two} vgpu=1414").level is Level.OK
+    kernel.set(one, "1414")
+    kernel.instances = 1
+    found = parts(rig, f"{one} vgpu=H200X-1-18C", f"{two} vgpu=1414")
+    assert found.what == f"virtual function {two} cannot become a vGPU of type 1414: no type is creatable now"
+    assert "the GPU map names none" in parts(rig, two).what
+    gpu = rig.gpus[1].address
+    assert f"device {gpu} is not a virtual function" in parts(rig, f"{gpu} vgpu=1414").what
+
+
+def test_a_gpu_whose_mig_mode_lasts_is_named(rig: Rig) -> None:
+    rig.gpus[1].folder.entries["device"] = fixed("0x20b5\n")
+    found = findings(rig)["devices.mig"]
+    assert found.level is Level.WARN
+    assert "after a job that MIG mode is off: 0000:0c:00.0" in found.what
+    rig.with_devices(gpu_scrub=("/bin/true",))
+    assert "devices.mig" not in findings(rig)
 
 
 def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:

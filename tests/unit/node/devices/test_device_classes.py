@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A new device class needs no change outside of itself: mdevs go from the plan to the release."""
+"""A device class needs no code outside of itself: mdevs go from the plan to the release."""
 
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import shutil
 import subprocess
@@ -16,20 +17,20 @@ import msgspec
 import pytest
 from device_rig import GENERATION, Rig, clear, machine
 from domain_cases import spec
+from fake_mdev import TYPE, FakeMdev
 from job_devices import gpus, host, lease, prepare, vfs
-from mdev_class import FakeMdev, Mdev
 
 from vhpc_slurm import device
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.controller.api.status_messages import DeviceWire
-from vhpc_slurm.device import NodeDevices, VirtualFunctionTraits, key_order
+from vhpc_slurm.device import MdevTraits, NodeDevices, VirtualFunctionTraits, key_order
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.hooks import statefields
 from vhpc_slurm.hooks.told import Told
-from vhpc_slurm.node.devices import classes, quarantine
+from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.finding import NodeFinding
 from vhpc_slurm.node.resource import registry, reservations
@@ -39,26 +40,24 @@ from vhpc_slurm.reconcile import drain_policy
 from vhpc_slurm.slurm.port import Slurm
 
 PACKAGE = Path(__file__).parents[4] / "python" / "vhpc_slurm"
-UUID = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+UUID = "76687063-0000-8000-8000-000000000c00"  # "vhpc", mdev 0 of 0000:0c:00.0
 
 
 @pytest.fixture
 def registered() -> Iterator[None]:
     """What a test registers is gone after it."""
-    traits, known = list(device.TRAITS), dict(classes.CLASSES)
+    traits = list(device.TRAITS)
     yield
     device.TRAITS[:] = traits
-    classes.CLASSES.clear()
-    classes.CLASSES.update(known)
 
 
 @pytest.fixture
 def rig(tmp_path: Path, registered: None) -> Iterator[Rig]:
     """A node whose second GPU has mediated devices; the GPU of index 1 is one of these."""
-    with machine(tmp_path) as found:
+    with machine(tmp_path, gpu_bar=1 << 36) as found:
         one, other = found.gpus
-        classes.register(Mdev({UUID: other.address}))
-        (tmp_path / "gpu.map").write_text(f"0 {one.address}\n1 {UUID}\n")
+        found.give_to_host(other)
+        (tmp_path / "gpu.map").write_text(f"0 {one.address}\n1 {other.address} mdev={TYPE}\n")
         yield found
 
 
@@ -74,7 +73,7 @@ def test_a_job_gets_a_device_of_a_registered_class(rig: Rig, kernel: FakeMdev) -
     assert found["mdev"].key == UUID
     assert found["mdev"].function == rig.gpus[1].address
     assert found["mdev"].root_complex == found["gpu"].root_complex
-    assert kernel.made == {UUID}
+    assert kernel.made == {UUID: TYPE}
     assert statefields.gpu_indexes(rig.layout, plan) == [[0, 1]]
     # only the whole GPU has BARs that take a guest long to set up
     assert guest.boot_timeout_s == rig.layout.config.guests.boot_timeout_s + 60
@@ -82,7 +81,7 @@ def test_a_job_gets_a_device_of_a_registered_class(rig: Rig, kernel: FakeMdev) -
     assert entry.data == {
         "device": UUID,
         "device_class": "mdev",
-        "state": {"parent": rig.gpus[1].address},
+        "state": {"type": TYPE},
     }
     assert UUID in reservations.live(rig.layout)[0].devices
     told = Told(GENERATION, "n1")
@@ -92,7 +91,7 @@ def test_a_job_gets_a_device_of_a_registered_class(rig: Rig, kernel: FakeMdev) -
     assert report.host is not None
     assert rig.gpus[1].address in {function.address for function in report.host.pci}
     clear(rig, journal)
-    assert kernel.made == set()
+    assert kernel.made == {}
     assert read_entries(rig.layout.journals, GENERATION) == []
 
 
@@ -114,14 +113,14 @@ def test_its_class_says_how_it_is_in_the_domain(rig: Rig, kernel: FakeMdev, tmp_
 
 def test_a_kernel_refusal_leaves_nothing_behind(rig: Rig, kernel: FakeMdev) -> None:
     kernel.left = 0
-    with pytest.raises(NodeError, match=f"device {UUID} cannot be created: all instances are in use"):
+    with pytest.raises(NodeError, match=f"1 mediated devices of type {TYPE} cannot be created at"):
         prepare(rig, lease(gpus(1)))
-    kernel.left, kernel.busy = 1, True
-    with pytest.raises(NodeError, match=f"device {UUID} cannot be created: Device or resource busy"):
+    kernel.left, kernel.refuse = 1, errno.EBUSY
+    with pytest.raises(NodeError, match=f"device {UUID} of type {TYPE} cannot be created: .*resource busy"):
         prepare(rig, lease(gpus(1)))
     assert [one.kind for one in read_entries(rig.layout.journals, GENERATION)] == ["claim", "device"]
     clear(rig)
-    assert kernel.made == set()
+    assert kernel.made == {}
     assert quarantine.read_records(rig.layout) == ()
     assert read_entries(rig.layout.journals, GENERATION) == []
 
@@ -131,7 +130,7 @@ def test_a_device_that_cannot_be_removed_is_quarantined(
     rig: Rig, kernel: FakeMdev, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, journal = prepare(rig, lease(gpus(1)))
-    kernel.busy = True
+    kernel.refuse = errno.EBUSY
     with pytest.raises(QuarantinedError, match=f"quarantined: {UUID}: .*/remove: Device or resource busy"):
         clear(rig, journal)
     (record,) = quarantine.read_records(rig.layout)
@@ -150,13 +149,13 @@ def test_a_device_that_cannot_be_removed_is_quarantined(
     monkeypatch.setattr(context, "is_root", lambda: True)
     assert main(["devices", "clear", UUID]) == 3
     assert "stays in quarantine" in capsys.readouterr().err
-    kernel.busy = False
+    kernel.refuse = 0
     assert main(["devices", "clear", UUID]) == 0
     capsys.readouterr()
     assert main(["devices", "--json", "--node", "n1"]) == 0
     rows = {row["address"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows[UUID]["role"], rows[UUID]["index"], rows[UUID]["state"]) == ("mdev", 1, "free")
-    assert kernel.made == set()
+    assert kernel.made == {}
     _, journal = prepare(rig, lease(gpus(1)))
     clear(rig, journal)
 
@@ -173,7 +172,7 @@ def test_a_device_without_a_generation_is_found_and_removed(rig: Rig, kernel: Fa
     (found,) = unparked(rig)
     assert found.what == f"mediated device {UUID} belongs to no job but is not parked: it exists"
     found.repair()
-    assert kernel.made == set()
+    assert kernel.made == {}
     assert unparked(rig) == []
 
 
@@ -201,7 +200,7 @@ def test_keys_sort_by_address() -> None:
 
 
 def test_a_device_in_quarantine_can_be_reported_to_vhpcd() -> None:
-    device_wire = DeviceWire(address=UUID, role=Mdev.traits.name, reason="busy", since=1.0)
+    device_wire = DeviceWire(address=UUID, role=MdevTraits.name, reason="busy", since=1.0)
     assert msgspec.json.decode(msgspec.json.encode(device_wire), type=DeviceWire) == device_wire
 
 
@@ -244,7 +243,7 @@ def test_no_code_compares_a_class_by_its_name() -> None:
 @pytest.mark.parametrize("folder", ["placement", "domain", "reconcile"])
 def test_plans_domains_and_reconciliation_know_no_class(folder: str) -> None:
     names = {traits.name for traits in device.TRAITS}
-    assert names == {"gpu", "vf"}
+    assert names == {"gpu", "vf", "mdev", "vgpu"}
     for path in (PACKAGE / folder).rglob("*.py"):
         constants = [
             node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)

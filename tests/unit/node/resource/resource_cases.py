@@ -20,14 +20,15 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from device_rig import machine, passthrough, state
+from device_rig import Rig, machine, passthrough, state
 from fake_fmpm import Fmpm
+from fake_mdev import TYPE, FakeMdev, FakeVgpus
 from network_lab import Cluster, inside, ip, lease_of, plan_of, usable
 from node_rig import publish, spawn
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.config.network import Network
-from vhpc_slurm.device import PassthroughDevice
+from vhpc_slurm.device import PassthroughDevice, mdev_key
 from vhpc_slurm.model import Generation, SiteInterface
 from vhpc_slurm.node.devices import nvswitch
 from vhpc_slurm.node.guest import libvirtd
@@ -232,6 +233,39 @@ def device(host: Host) -> Case:
     )
 
 
+def gpu_rig(host: Host, *lines: str) -> Rig:
+    """A node with a GPU that the host has, and a GPU map; ``{}`` in it is the GPU."""
+    rig = host.opened.enter_context(machine(host.folder, gpus=1))
+    rig.give_to_host(rig.gpus[0])
+    text = "".join(f"{index} {line}\n" for index, line in enumerate(lines))
+    (host.folder / "gpu.map").write_text(text.format(rig.gpus[0].address))
+    return rig
+
+
+def mediated_device(host: Host) -> Case:
+    rig = gpu_rig(host, f"{{}} mdev={TYPE}")
+    gpu = rig.gpus[0].address
+    kernel = FakeMdev(rig, rig.gpus[0])
+    found = PassthroughDevice(mdev_key(gpu, 0), "mdev", 0, "pci0000:08", parent=gpu)
+    return Case(
+        rig.layout,
+        lambda journal: AssignedDevice().take(rig.layout, journal, [found], rig.host),
+        lambda: [*kernel.made],
+    )
+
+
+def vgpu(host: Host) -> Case:
+    rig = gpu_rig(host)
+    kernel = FakeVgpus(rig, rig.gpus[0])
+    vf = kernel.vfs[0]
+    (host.folder / "gpu.map").write_text(f"0 {vf.address} vgpu=H200X-1-18C\n")
+    return Case(
+        rig.layout,
+        lambda journal: AssignedDevice().take(rig.layout, journal, passthrough(vf, role="vgpu"), rig.host),
+        lambda: [kind for kind in kernel.now.values() if kind != "0"],
+    )
+
+
 def nvswitch_partition(host: Host) -> Case:
     fmpm: Fmpm = host.fixture("fmpm")
     config = msgspec.structs.replace(host.layout.config, devices=Devices(fmpm=(str(fmpm.script),)))
@@ -311,9 +345,11 @@ CASES: dict[str, Callable[[Host], Case]] = {
     "memory": memory,
     "domain": domain,
     "device": device,
+    "device/mdev": mediated_device,
+    "device/vgpu": vgpu,
     "nvswitch": nvswitch_partition,
     "network": job_network,
     "nat": nat_filter,
     "site": site_tap,
 }
-"""By the name in journals."""
+"""By the name in journals; of devices also by their class, where the steps differ."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.device import NodeDevices, classify
+from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.node.devices import classes, gpumap, quarantine, scrub, setup
-from vhpc_slurm.node.devices.preflight import NVIDIA, VFIO
+from vhpc_slurm.node.devices.preflight import VFIO, CheckInput
 from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.node.host import inventory, sysfs
 from vhpc_slurm.node.store.layout import Layout
@@ -20,6 +20,8 @@ from vhpc_slurm.placement.devices import is_allowed, of_map, places_of, pool
 from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
+GA100 = range(0x2080, 0x2100)
+"""Device ids of GPUs whose MIG mode survives each reset (NVIDIA Multi-Instance GPU User Guide): A100, A30."""
 
 
 def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
@@ -33,7 +35,7 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     """
     path = Path(config.placement.gpu_map)
     try:
-        gpus = gpumap.read_gpu_map(path)
+        gpus, types = gpumap.read_gpu_map(path), gpumap.types(path)
         host = inventory.read_inventory(node, config)
         records = quarantine.read_records(Layout(config)) if root else ()
     except VhpcError as err:
@@ -44,7 +46,7 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     node_devices = NodeDevices(gpus, parents=classes.parents(Layout(config)))
     places = places_of(host, node_devices)
     slurm_gpus = slurm.gres_count(config.placement.gpu_gres)
-    yield from gpu_map(path, gpus, places, slurm_gpus, config)
+    yield from gpu_map(path, gpus, places, slurm_gpus, config, dict(node_devices.parents))
     vfs = pool(host, node_devices)
     slurm_vfs = slurm.gres_count(config.placement.vf_gres)
     if vfs or slurm_vfs:
@@ -53,12 +55,18 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     if vfs:
         yield adapters(sorted({vf.place.physfn for vf in vfs}), config.host.sysfs_root)
     mapped = (of_map(key, places.get(key), config) for key in gpus)
-    handed_out = [one for one in mapped if one is not None] + list(vfs)
-    if behind := [one.place for one in handed_out if one.traits.iommu]:
+    of_slurm = [one for one in mapped if one is not None]
+    whole = [one for one in of_slurm if one.key not in types] + list(vfs)
+    yield from types_offered(of_slurm, types, config)
+    if behind := [one.place for one in (*of_slurm, *vfs) if one.traits.iommu]:
         yield iommu(behind)
+    if whole:
         yield vfio(config.host.sysfs_root)
-    if any(one.place.vendor == NVIDIA for one in handed_out):
+    if any(one.place.vendor == NVIDIA for one in whole):
         yield clearing(config)
+    lasting = [one.key for one in whole if one.place.vendor == NVIDIA and one.place.device in GA100]
+    if lasting and not config.devices.gpu_scrub:
+        yield mig(lasting)
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
     if records:
@@ -72,8 +80,12 @@ def gpu_map(
     places: Mapping[str, PciFunction],
     slurm: int | None,
     config: Config,
+    parents: Mapping[str, str],
 ) -> Iterator[CheckResult]:
-    """Whether the map lists existing GPUs, each once, as many as slurm.conf has."""
+    """Whether the map lists existing GPUs, each once, as many as slurm.conf has.
+
+    ``parents`` has the function of each device of the map that is not one itself.
+    """
     found = [classify(key, place, indexed=True) for key, place in places.items()]
     there = [one.key for one in found if one is not None and one.traits.plausible(one.place)]
     if not gpus:
@@ -91,7 +103,7 @@ def gpu_map(
     if wrong or twice:
         what = "; ".join(
             [
-                *(f"{address} is not a GPU of this node" for address in wrong),
+                *dict.fromkeys(f"{parents.get(key, key)} is not a GPU of this node" for key in wrong),
                 *(f"{address} is listed twice" for address in twice),
             ]
         )
@@ -103,9 +115,37 @@ def gpu_map(
             "make gres.conf and the map list the same GPUs, line by line",
         )
     else:
-        left = [address for address in there if address not in gpus]
+        used = {*gpus, *parents.values()}
+        left = [key for key in there if key not in used and not places[key].physfn]
         more = f"; not listed: {', '.join(left)}" if left else ""
         yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
+
+
+def types_offered(
+    found: Sequence[HostDevice], types: Mapping[str, str], config: Config
+) -> Iterator[CheckResult]:
+    """Whether drivers offer the types of mdevs and vGPUs that the map names, enough for all at once."""
+    keys = frozenset(one.key for one in found)
+    case = CheckInput(config.host.sysfs_root, config.devices, keys, {}, types=types)
+    wrong: dict[str, str] = {}
+    for one in found:
+        try:
+            classes.of(one.device_class).offered(case, one.key)
+        except VhpcError as err:
+            wrong[f"{err.what}: {err.why}" if err.why else err.what] = err.hint
+    if wrong:
+        yield error("devices.types", "; ".join(wrong), "; ".join(dict.fromkeys(wrong.values())))
+    elif types:
+        yield ok("devices.types", f"{len(types)} mediated devices and vGPUs can be created")
+
+
+def mig(addresses: Sequence[str]) -> CheckResult:
+    """A user with a whole GPU can turn on MIG, and no reset turns it off."""
+    return warn(
+        "devices.mig",
+        f"nothing checks after a job that MIG mode is off: {', '.join(addresses)}",
+        "set devices.gpu_scrub to a script with nvidia_gpu_tools.py --force-mig-off-after-reset",
+    )
 
 
 def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:
