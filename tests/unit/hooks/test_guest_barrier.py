@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -267,10 +266,10 @@ def test_a_node_has_passed_when_its_guests_were_checked(site: Site, network: boo
     layout, go = Layout(site.config), threading.Event()
     lease = site.lease if network else replace(site.lease, segment=None)
     running = [site.node(node) for node in ("n1", "n2", "n3")]
-    checks = [lambda: None, lambda: None, lambda: go.wait(WAIT_S)]
+    checks: list[Any] = [lambda: None, lambda: None, lambda: go.wait(WAIT_S)]
     with ThreadPoolExecutor(3) as pool:
-        wait = partial(pool.submit, barrier.wait, layout, site.client(), lease)
-        n1, n2, n3 = map(wait, running, checks)
+        starts = zip(running, checks, strict=True)
+        n1, n2, n3 = (pool.submit(barrier.wait, layout, site.client(), lease, *start) for start in starts)
         n2.result(WAIT_S)
         time.sleep(0.5)
         assert not n1.done()
