@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from cluster import Job, Lab
 from injection import ask_again, ours, until
-from test_images import MINE
+from variants import MINE
 
 pytestmark = pytest.mark.lab
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import IMAGE, Lab
 from injection import boots, let_go, runs, settled
-from variants import PRELUDE
+from variants import MINE, OWN, PRELUDE
 
 pytestmark = pytest.mark.lab
 
@@ -87,25 +87,6 @@ print(publish("{GONE}", base), root)
         assert int(job.output().splitlines()[2]) > 1_000_000, "programs of the root can be read"
     lab.run("ctl", "vhpc", "image", "rm", GONE)
     settled(lab)
-
-
-OWN = "/scratch/alice/images"
-# Alice's copy of the site's image: only names and manifests are readable for others.
-MINE = f"""
-set -eu
-umask 022
-mkdir -p {OWN}/names/mine {OWN}/manifests/sha256 {OWN}/blobs/sha256
-cd /shared/vhpc/catalog
-digest=$(sed s/sha256:// names/{IMAGE}/latest)
-cp names/{IMAGE}/latest {OWN}/names/mine/latest
-cp manifests/sha256/$digest.json {OWN}/manifests/sha256/
-for blob in $(python3 -c 'import json, sys
-m = json.load(open(sys.argv[1]))
-print(*[m[p]["sha256"] for p in ("kernel", "initrd", "root")])' manifests/sha256/$digest.json); do
-    cp blobs/sha256/$blob {OWN}/blobs/sha256/
-done
-chmod -R go-rwx {OWN}/blobs
-"""
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from cluster import IMAGE
+
 PRELUDE = """
 import hashlib, json, os, pathlib
 
@@ -22,3 +24,21 @@ def publish(name, manifest):
 
 """
 """Source of ``load`` and ``publish``, before the lines of a test."""
+
+OWN = "/scratch/alice/images"
+# Alice's copy of the site's image: only names and manifests are readable for others.
+MINE = f"""
+set -eu
+umask 022
+mkdir -p {OWN}/names/mine {OWN}/manifests/sha256 {OWN}/blobs/sha256
+cd /shared/vhpc/catalog
+digest=$(sed s/sha256:// names/{IMAGE}/latest)
+cp names/{IMAGE}/latest {OWN}/names/mine/latest
+cp manifests/sha256/$digest.json {OWN}/manifests/sha256/
+for blob in $(python3 -c 'import json, sys
+m = json.load(open(sys.argv[1]))
+print(*[m[p]["sha256"] for p in ("kernel", "initrd", "root")])' manifests/sha256/$digest.json); do
+    cp blobs/sha256/$blob {OWN}/blobs/sha256/
+done
+chmod -R go-rwx {OWN}/blobs
+"""

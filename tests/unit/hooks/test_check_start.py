@@ -12,13 +12,12 @@ import pytest
 from boot_rig import GENERATION, boot_layout
 from prolog_rig import Node, prolog_node
 from stepd import needs_root
-from test_resumed_ready import RESUME
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.wire_types import ReadyState
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
-from vhpc_slurm.model import LeaseState
+from vhpc_slurm.model import Generation, LeaseState, Resume
 from vhpc_slurm.node.guest import check
 from vhpc_slurm.node.store.layout import Layout
 
@@ -139,7 +138,7 @@ def test_a_job_that_ends_meanwhile_leaves_nothing(node: Node, checks: Checks) ->
 
 
 def test_restored_guests_are_not_checked(node: Node, checks: Checks) -> None:
-    node.lease = replace(node.lease, resume=RESUME)
+    node.lease = replace(node.lease, resume=Resume(7, "ck", Generation(41, 0, "89abcdef"), (), bytes(32)))
     assert node.run() == 0
     assert checks.calls == []
     assert node.lease.generation == GENERATION

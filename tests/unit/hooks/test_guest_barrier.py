@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from network_lab import lease_of, running_of
 
 from pace import limit
-from vhpc_slurm.config import Config
+from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.assembly import assemble
@@ -262,28 +262,20 @@ def test_a_job_of_a_thousand_nodes_costs_a_thousand_messages(site: Site) -> None
 @pytest.mark.parametrize("network", [True, False])
 def test_a_node_has_passed_when_its_guests_were_checked(site: Site, network: bool) -> None:
     """Then no script starts on any node before all checks are over."""
-    go = threading.Event()
-    guests = msgspec.structs.replace(site.config.guests, check=("/usr/bin/check",))
-    site.config = msgspec.structs.replace(site.config, guests=guests)
-    running = {node: site.node(node) for node in ("n1", "n2", "n3")}
-    if not network:
-        site.lease = replace(site.lease, segment=None)
-
-    def checked(node: str) -> None:
-        def check() -> None:
-            assert node != "n3" or go.wait(WAIT_S)
-
-        barrier.wait(Layout(site.config), site.client(), site.lease, running[node], check)
-
+    site.config = msgspec.structs.replace(site.config, guests=Guests(check=("/usr/bin/check",)))
+    layout, go = Layout(site.config), threading.Event()
+    lease = site.lease if network else replace(site.lease, segment=None)
+    running = [site.node(node) for node in ("n1", "n2", "n3")]
+    checks: list[Any] = [lambda: None, lambda: None, lambda: go.wait(WAIT_S)]
     with ThreadPoolExecutor(3) as pool:
-        n1, n2, n3 = (pool.submit(checked, node) for node in running)
+        starts = zip(running, checks, strict=True)
+        n1, n2, n3 = (pool.submit(barrier.wait, layout, site.client(), lease, *start) for start in starts)
         n2.result(WAIT_S)
         time.sleep(0.5)
         assert not n1.done()
         assert ("n3", "passed") not in site.sent
         go.set()
-        n1.result(WAIT_S)
-        n3.result(WAIT_S)
+        assert n1.result(WAIT_S) is n3.result(WAIT_S) is None
 
 
 def test_a_job_of_one_node_sends_vhpcd_no_request(site: Site) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from boot_rig import finished
@@ -30,7 +30,7 @@ SETTINGS = Guests(check=("/usr/bin/dcgmi", "diag", "-r", "1"), check_timeout_s=9
 ENV = {"PATH": "/usr/bin:/bin"}
 
 
-def lease(own: bool = False, **request: str) -> Lease:
+def lease(own: bool = False, **request: Any) -> Lease:
     made = lease_of(42, 5000, "n1")
     assert made.image is not None
     image = ImageIdentity(ImageRef("cuda", own=own), made.image.digest, made.image.manifest)
