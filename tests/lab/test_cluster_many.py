@@ -30,10 +30,13 @@ server = socket.create_server(("", 7000), family=socket.AF_INET6, dualstack_ipv6
 threading.Thread(target=serve, daemon=True).start()
 until(lambda: len(members()) == jobs)
 known = members()
-reached = {
-    (row["job"], int(socket.create_connection((where, 7000), 60).recv(20)))
-    for row in known for where in (row["host"], row["ipv6"])
-}
+def call(where):
+    while True:
+        try:
+            return int(socket.create_connection((where, 7000), 60).recv(20))
+        except ConnectionRefusedError:
+            time.sleep(0.2)  # its guest is a member, and its script has not begun
+reached = {(row["job"], call(where)) for row in known for where in (row["host"], row["ipv6"])}
 names = sorted(row["host"] for row in known)
 lists = [sorted(line.replace(":", " ").split()[0] for line in (files / name).read_text().splitlines())
          for name in ("hostfile", "machinefile", "hosts")]
