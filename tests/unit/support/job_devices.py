@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
+import pytest
 from device_rig import GENERATION, Rig
+from kill_rig import before, kills
 from placement_rig import MANIFEST, REQUEST
 
+from vhpc_slurm import files
 from vhpc_slurm.model import (
     Allocation,
     GresAllocation,
@@ -23,7 +27,8 @@ from vhpc_slurm.model import (
 from vhpc_slurm.node.boot import reserve
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
-from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.host import accounts, attribute, inventory
+from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.timeline import Recorder
 
@@ -67,3 +72,15 @@ def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
         cast(accounts.Account, None), cast(Hypervisor, None),
     )  # fmt: skip
     return reserve.take_devices(work), journal
+
+
+def kills_of(rig: Rig, what: Lease, patch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Steps at which a job was killed that takes and releases its devices; each file write is a step."""
+    patch.setattr(files, "write", before(files.write))
+    patch.setattr(attribute, "write_attribute", before(attribute.write_attribute))
+
+    def whole_job() -> None:
+        _, journal = prepare(rig, what)
+        assert registry.release_all(rig.layout, journal) == []
+
+    yield from kills(whole_job)

@@ -11,10 +11,8 @@ import pytest
 from attribute_fs import fixed
 from device_rig import GENERATION, Rig, clear, machine, quarantined
 from fake_mdev import BUS, LARGE, TYPE, FakeMdev
-from job_devices import another, gpus, lease, prepare
-from kill_rig import before, kills
+from job_devices import another, gpus, kills_of, lease, prepare
 
-from vhpc_slurm import files
 from vhpc_slurm.device import mdev_key
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
 from vhpc_slurm.node.devices import mdev
@@ -183,15 +181,8 @@ def test_a_removal_that_hangs_is_a_quarantine(rig: Rig, kernel: FakeMdev) -> Non
 def test_a_kill_at_any_step_of_a_job_leaves_no_mdev(
     rig: Rig, kernel: FakeMdev, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "write", before(files.write))
-    monkeypatch.setattr(attribute, "write_attribute", before(attribute.write_attribute))
-
-    def whole_job() -> None:
-        _, journal = prepare(rig, lease(gpus(0, 1)))
-        assert registry.release_all(rig.layout, journal) == []
-
     seen = []
-    for step in kills(whole_job):
+    for step in kills_of(rig, lease(gpus(0, 1)), monkeypatch):
         seen.append(len(kernel.made))
         clear(rig)
         assert kernel.made == {}, f"killed at step {step}"

@@ -8,19 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_rig import GENERATION, Rig, clear, machine, passthrough, quarantined
+from device_rig import GENERATION, Rig, clear, machine, opened, passthrough, quarantined
 from fake_mdev import MIG, WHOLE, FakeVgpus
-from job_devices import another, gpus, lease, prepare
-from kill_rig import before, kills
+from job_devices import another, gpus, kills_of, lease, prepare
 
-from vhpc_slurm import files
 from vhpc_slurm.device import HostdevSource
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.devices.preflight import DeviceError, InUseError, NotAllowedError, NotViableError
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.devices.vgpu import NoVgpuDriverError, NoVgpuTypeError, VgpuExistsError
-from vhpc_slurm.node.host import attribute
 from vhpc_slurm.node.resource import registry
 from vhpc_slurm.node.store.journal import read_entries
 
@@ -96,11 +93,8 @@ def of_another(rig: Rig, kernel: FakeVgpus) -> None:
     kernel.set(kernel.vfs[0].address, MIG[0])
 
 
-def opened(rig: Rig, kernel: FakeVgpus) -> None:
-    fds = rig.root / "proc/4711/fd"
-    fds.mkdir(parents=True)
-    (rig.root / "proc/4711/comm").write_text("qemu-system-x86\n")
-    (fds / "9").symlink_to(f"{rig.host.dev}/vfio/{kernel.vfs[0].group}")
+def in_use(rig: Rig, kernel: FakeVgpus) -> None:
+    opened(rig, kernel.vfs[0])
 
 
 def shared_group(rig: Rig, kernel: FakeVgpus) -> None:
@@ -120,7 +114,7 @@ def not_allowed(rig: Rig, kernel: FakeVgpus) -> None:
         (unknown_type, NoVgpuTypeError, "of type H200X-1-35C: creatable now: H200X-1-18C, H200X-141C"),
         (no_type, NoVgpuTypeError, "has no vGPU type: the GPU map names none"),
         (of_another, VgpuExistsError, "has vGPU type 1414 already"),
-        (opened, InUseError, r"process 4711 \(qemu-system-x86\) has"),
+        (in_use, InUseError, r"process 4711 \(qemu-system-x86\) has"),
         (shared_group, NotViableError, "shares IOMMU group .* which nvidia has"),
         (not_allowed, NotAllowedError, "devices.allow does not list it"),
     ],
@@ -191,15 +185,8 @@ def test_errors_of_a_vgpu_during_the_job_are_a_quarantine(rig: Rig, kernel: Fake
 def test_a_kill_at_any_step_of_a_job_leaves_no_vgpu(
     rig: Rig, kernel: FakeVgpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "write", before(files.write))
-    monkeypatch.setattr(attribute, "write_attribute", before(attribute.write_attribute))
-
-    def whole_job() -> None:
-        _, journal = prepare(rig, lease(gpus(1, 2)))
-        assert registry.release_all(rig.layout, journal) == []
-
     seen = []
-    for step in kills(whole_job):
+    for step in kills_of(rig, lease(gpus(1, 2)), monkeypatch):
         seen.append(sum(kind != "0" for kind in kernel.now.values()))
         clear(rig)
         assert {*kernel.now.values()} == {"0"}, f"killed at step {step}"
