@@ -34,6 +34,11 @@ async def ask(vhpcd: Vhpcd, body: Any, viewer: Viewer | None) -> Any:
     return await vhpcd.parts.requests.answer(body, 0 if viewer is None else viewer.uid, viewer)
 
 
+async def asked(vhpcd: Vhpcd, body: Any, uid: int) -> Any:
+    """The answer to a user, whose rights vhpcd asks Slurm for."""
+    return await vhpcd.users.answer(body, uid)
+
+
 async def names(vhpcd: Vhpcd, viewer: Viewer | None) -> list[str]:
     return [one.name for one in (await ask(vhpcd, messages.ListClusters(), viewer)).clusters]
 
@@ -141,9 +146,7 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
     async def test(vhpcd: Vhpcd) -> None:
         vhpcd.ctld.associations = {"alice": ("physics",)}
         await job(vhpcd, 1)
-        assert [one.name for one in (await vhpcd.users.answer(messages.ListClusters(), 2005)).clusters] == [
-            DASK
-        ]
+        assert [one.name for one in (await asked(vhpcd, messages.ListClusters(), 2005)).clusters] == [DASK]
         failing = Ctld()
 
         def down(_user: str, _account: str = "") -> tuple[str, ...]:
@@ -151,8 +154,8 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
 
         failing.accounts = down  # type: ignore[method-assign]  # as above
         vhpcd.users._slurm = failing
-        assert (await vhpcd.users.answer(messages.ListClusters(), 2006)).clusters == ()
-        kept = await vhpcd.users.answer(messages.KeepCluster(name=DASK), 2006)
+        assert (await asked(vhpcd, messages.ListClusters(), 2006)).clusters == ()
+        kept = await asked(vhpcd, messages.KeepCluster(name=DASK), 2006)
         assert kept.what == "vhpcd does not know your accounts"
 
     class User:
