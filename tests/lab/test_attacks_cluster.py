@@ -174,7 +174,7 @@ def test_a_job_without_permission_joins_no_cluster(lab: Lab) -> None:
             job = booted(lab, "n2", "-A", account, name=name, user="bob")
             assert job.wait() == "FAILED"
             one_line(job, line)
-        # nor does a job that changes its account while it waits
+        # and a job cannot join by a change of its account while it waits
         job = booted(lab, "n2", "-A", TEAM, "--hold", name=f"{CLOSED}/alpha", user="bob")
         for host, user in (("login", "bob"), ("ctl", "root")):
             words = ("scontrol", "update", f"JobId={job.id}", f"Account={CLOSED}")
