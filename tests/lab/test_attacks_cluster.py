@@ -31,18 +31,20 @@ TOML = "/etc/vhpc/vhpc.toml"
 PORT, UNDERLAY = "7634", {"n1": "10.77.0.11", "n2": "10.77.0.12"}
 # Runs as root of a guest: gets the agent's own descriptor of the channel to the node, and writes to it.
 FORGE = """
-import ctypes, os, sys
+import ctypes, glob, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
-for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-    for fd in os.listdir(f"/proc/{pid}/fd"):
+for path in glob.glob("/proc/[0-9]*/fd/*"):
+    try:
+        link = os.readlink(path)
+    except OSError:
+        continue  # it has been closed
+    if "/vport" in link:
+        _, _, pid, _, fd = path.split("/")
+        mine = libc.syscall(438, os.pidfd_open(int(pid)), int(fd), 0)  # pidfd_getfd
         try:
-            if not os.readlink(f"/proc/{pid}/fd/{fd}").startswith("/dev/vport"):
-                continue
-        except OSError:
-            continue
-        mine = libc.syscall(438, os.pidfd_open(pid), int(fd), 0)  # pidfd_getfd
-        if mine >= 0:
-            print("wrote", os.write(mine, bytes.fromhex(sys.argv[1])), flush=True)
+            print(link, "wrote", os.write(mine, bytes.fromhex(sys.argv[1])), flush=True)
+        except OSError as err:
+            print(link, mine, os.strerror(ctypes.get_errno()), err, flush=True)
 """
 # Runs as root of a node: the same request, as the node itself sends it.
 ASK = """
@@ -172,7 +174,7 @@ def test_a_job_without_permission_joins_no_cluster(lab: Lab) -> None:
             job = booted(lab, "n2", "-A", account, name=name, user="bob")
             assert job.wait() == "FAILED"
             one_line(job, line)
-        # nor does a job that changes its account while it waits
+        # and a job cannot join by a change of its account while it waits
         job = booted(lab, "n2", "-A", TEAM, "--hold", name=f"{CLOSED}/alpha", user="bob")
         for host, user in (("login", "bob"), ("ctl", "root")):
             words = ("scontrol", "update", f"JobId={job.id}", f"Account={CLOSED}")
@@ -291,11 +293,11 @@ def test_root_of_a_guest_changes_no_other_member(lab: Lab) -> None:
             for kind in (FrameType.REPLY, FrameType.REQUEST)
         ]
         for frame in frames:  # the second one is against the protocol, and may end the step
-            words = f"sudo python3 ~/forge.py {frame.hex()} >> ~/forged-{evil.id}"
+            words = f"sudo python3 ~/forge.py {frame.hex()} >> ~/forged-{evil.id} 2>&1"
             lab.run("login", "sh", "-c", f"echo '{words}' > forge.sh", user="alice")
             attempt(lab, evil, "sh", "/home/alice/forge.sh")
         sent = lab.run("login", "cat", f"/home/alice/forged-{evil.id}").out
-        assert sent.count(f"wrote {len(frames[0])}\n") >= 2, sent
+        assert sent.count(f"wrote {len(frames[0])}\n") >= len(frames), sent
         print(sent, evil.told())
 
         for job in (far, near):

@@ -38,6 +38,7 @@ from vhpc_slurm.slurm.port import (
     NotRequeueableError,
     RunningJob,
     Slurm,
+    SlurmError,
     SlurmJob,
     Standing,
 )
@@ -61,7 +62,7 @@ class Ctld:
         self.may = self.requeueable = True
         self.times: tuple[RunningJob, ...] | None = ()
         self.listed: tuple[JobStatus, ...] = ()
-        self.associations: dict[str, tuple[str, ...]] = {}
+        self.associations: dict[str, tuple[str, ...]] | None = {}
 
     def load(self, job_id: int) -> SlurmJob:
         if not self.known:
@@ -98,6 +99,8 @@ class Ctld:
         return Standing()
 
     def accounts(self, user: str, account: str = "") -> tuple[str, ...]:
+        if self.associations is None:
+            raise SlurmError("scontrol failed")
         return tuple(one for one in self.associations.get(user, ()) if account in ("", one))
 
 

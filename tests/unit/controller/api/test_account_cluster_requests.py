@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from checkpoint_rig import nodes
-from checkpoint_vhpcd import ALICE, BOB, Ctld, Vhpcd, opening, run
+from checkpoint_vhpcd import ALICE, BOB, Vhpcd, opening, run
 from controller_lab import request
 from msgspec.structs import replace
 
@@ -14,7 +14,6 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.api import cluster_messages as messages
 from vhpc_slurm.model import LeaseState, Viewer
-from vhpc_slurm.slurm.port import SlurmError
 
 NETWORK = Network(allowed=("none", "job"))
 RULES = (
@@ -32,6 +31,11 @@ DASK = "physics/dask"
 
 async def ask(vhpcd: Vhpcd, body: Any, viewer: Viewer | None) -> Any:
     return await vhpcd.parts.requests.answer(body, 0 if viewer is None else viewer.uid, viewer)
+
+
+async def asked(vhpcd: Vhpcd, body: Any, uid: int) -> Any:
+    """The answer to a user, whose rights vhpcd asks Slurm for."""
+    return await vhpcd.users.answer(body, uid)
 
 
 async def names(vhpcd: Vhpcd, viewer: Viewer | None) -> list[str]:
@@ -57,11 +61,7 @@ def test_a_job_needs_an_association_of_its_user(tmp_path: Any) -> None:
         )
         assert (await job(vhpcd, 3, user="bob", uid=BOB, cluster="dask")).state is LeaseState.READY
 
-        def down(user: str, account: str = "") -> tuple[str, ...]:
-            del user, account
-            raise SlurmError("scontrol failed")
-
-        vhpcd.ctld.accounts = down  # type: ignore[method-assign]  # slurmctld that does not answer
+        vhpcd.ctld.associations = None
         answer = await vhpcd.ask(opening(request(4, cluster=DASK, account="physics"), nodes("n1")))
         assert answer.what == "scontrol failed"
 
@@ -142,19 +142,10 @@ def test_slurm_is_asked_for_the_accounts_of_a_user(tmp_path: Any, monkeypatch: A
     async def test(vhpcd: Vhpcd) -> None:
         vhpcd.ctld.associations = {"alice": ("physics",)}
         await job(vhpcd, 1)
-        listed: Any = await vhpcd.users.answer(messages.ListClusters(), 2005)
-        assert [one.name for one in listed.clusters] == [DASK]
-        failing = Ctld()
-
-        def down(user: str, account: str = "") -> tuple[str, ...]:
-            del user, account
-            raise SlurmError("scontrol failed")
-
-        failing.accounts = down  # type: ignore[method-assign]  # as above
-        vhpcd.users._slurm = failing  # type: ignore[assignment]  # a stand-in has less than Slurm
-        listed = await vhpcd.users.answer(messages.ListClusters(), 2006)
-        assert listed.clusters == ()
-        kept: Any = await vhpcd.users.answer(messages.KeepCluster(name=DASK), 2006)
+        assert [one.name for one in (await asked(vhpcd, messages.ListClusters(), 2005)).clusters] == [DASK]
+        vhpcd.ctld.associations = None
+        assert (await asked(vhpcd, messages.ListClusters(), 2006)).clusters == ()
+        kept = await asked(vhpcd, messages.KeepCluster(name=DASK), 2006)
         assert kept.what == "vhpcd does not know your accounts"
 
     class User:
