@@ -9,8 +9,8 @@ all nodes. Needs no lab, but munged: `make deps`.
 
 With --lab: real jobs, in clusters of 1, 8 and 32 jobs as far as the lab has CPUs for them and for one more
 (`lab/vlab up --nodes 17`). Join is from the moment when the guest of a new job is set up until the files of
-all members' guests name it; leave is from scancel until none does. The reference is the barrier of a job with
-a network and without a cluster: so much later starts a job that joins.
+all members' guests name it; leave is from scancel until none does. The reference is the boot of a job with a
+network and without a cluster.
 
 The target: within 2 s all know a change, and vhpcd takes less than 10 ms of CPU time for each change and
 node.

@@ -32,19 +32,20 @@ def measure(report: Report, sizes: Sequence[int], rounds: int, image: str) -> fl
             ]
             _known(lab, members, members)
             found = [_round(lab, members, options) for _ in range(rounds)]
-            joins, leaves, waits, alone = (list(column) for column in zip(*found, strict=True))
+            joins, leaves, waits, ours, theirs = (list(column) for column in zip(*found, strict=True))
             slowest = max(
                 slowest,
                 report.add(f"{size} members, join", "s", joins).median,
                 report.add("    leave, from scancel", "s", leaves).median,
             )
             report.add("    the barrier of the job that joins", "s", waits)
-            report.add("    of a job without a cluster", "s", alone)
-            report.ratios[f"{size} members, barrier to that without"] = statistics.median(
-                ours / max(theirs, 1e-3) for ours, theirs in zip(waits, alone, strict=True)
+            report.add("    its whole boot", "s", ours)
+            report.add("    the boot of a job without a cluster", "s", theirs)
+            report.ratios[f"{size} members, boot to one without"] = statistics.median(
+                a / b for a, b in zip(ours, theirs, strict=True)
             )
     finally:
-        lab.run("ctl", "sh", "-c", f"scancel --user={USER}; true")
+        lab.run("ctl", "scancel", f"--user={USER}")
         lab.quiet()
         for kind in ("grow", "up"):
             for path in lab.home("").glob(f"bench-{kind}.*"):
@@ -52,8 +53,8 @@ def measure(report: Report, sizes: Sequence[int], rounds: int, image: str) -> fl
     return slowest
 
 
-def _round(lab: Lab, members: list[int], options: Sequence[str]) -> tuple[float, float, float, float]:
-    """Seconds of a join and of a leave; of the barrier of a job that joins, and of one without a cluster."""
+def _round(lab: Lab, members: list[int], options: Sequence[str]) -> tuple[float, ...]:
+    """Seconds of a join and of a leave; of barrier and boot of the job, and of a boot without a cluster."""
     new = _begin(lab, *options, f"--vhpc-cluster={CLUSTER}")
     known = _known(lab, members, [new])
     stages = _stages(lab, new)
@@ -66,8 +67,7 @@ def _round(lab: Lab, members: list[int], options: Sequence[str]) -> tuple[float,
     other = _stages(lab, alone)
     lab.run("ctl", "scancel", str(alone))
     _until(lambda: not _left(lab, new, alone), "the ends of two jobs")
-    waited, reference = (ends[1] - ends[0] for ends in (stages["barrier"], other["barrier"]))
-    return join, leave, waited, reference
+    return join, leave, stages["barrier"][1] - stages["barrier"][0], _whole(stages), _whole(other)
 
 
 def _begin(lab: Lab, *options: str) -> int:
@@ -101,6 +101,11 @@ def _stages(lab: Lab, job: int) -> dict[str, tuple[float, float]]:
 
     _until(lambda: "barrier" in boot(), f"the timeline of job {job}")
     return boot()
+
+
+def _whole(stages: dict[str, tuple[float, float]]) -> float:
+    """Seconds from the begin of the first stage to the end of the last one."""
+    return max(end for _, end in stages.values()) - min(begin for begin, _ in stages.values())
 
 
 def _left(lab: Lab, *jobs: int) -> bool:
