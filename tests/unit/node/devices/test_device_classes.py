@@ -155,6 +155,7 @@ def test_a_device_that_cannot_be_removed_is_quarantined(
     assert main(["devices", "--json", "--node", "n1"]) == 0
     rows = {row["address"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows[UUID]["role"], rows[UUID]["index"], rows[UUID]["state"]) == ("mdev", 1, "free")
+    assert rows[UUID]["what"].endswith(f" {TYPE}")
     assert kernel.made == {}
     _, journal = prepare(rig, lease(gpus(1)))
     clear(rig, journal)
