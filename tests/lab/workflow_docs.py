@@ -82,6 +82,6 @@ def ended(lab: Lab, killed: Job) -> None:
 
 
 def total(workers: int) -> str:
-    """What so many tasks compute together: n² for all n < N has the sum (N - 1) N (2N - 1) / 6."""
+    """The sum of the results of so many tasks: n² for all n < N has the sum (N - 1) N (2N - 1) / 6."""
     top = 1000 * workers
     return str((top - 1) * top * (2 * top - 1) // 6 if workers else 0)

@@ -112,7 +112,7 @@ def test_a_missing_scrub_command_is_an_error(rig: Rig) -> None:
 
 
 def parts(rig: Rig, *lines: str) -> CheckResult:
-    """What doctor says of a map with parts of GPUs."""
+    """Findings of doctor about a map with parts of GPUs."""
     (rig.root / "gpu.map").write_text("".join(f"{index} {line}\n" for index, line in enumerate(lines)))
     found = findings(rig, f"NodeName=n1 Gres=gpu:{len(lines)},ibvf:4")
     assert found["devices.map"].level is Level.OK

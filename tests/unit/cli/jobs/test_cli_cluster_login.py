@@ -19,7 +19,7 @@ from vhpc_slurm.model import Cluster
 from vhpc_slurm.node.resource import job_network
 
 DASK = Cluster(7, "dask", os.geteuid(), 1_700_000_000.0, jobs=2, guests=5)
-# What scontrol of Slurm 24.11 prints.
+# Output of scontrol in Slurm 24.11.
 SCONTROL = """#!/bin/sh
 [ "$1 $2 $3 $4" = "--all -o show partition" ] || exit 9
 case $5 in
