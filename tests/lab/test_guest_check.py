@@ -59,9 +59,8 @@ def drains_n1(lab: Lab, reason: str) -> Iterator[None]:
 
 def stages(lab: Lab, job: Job, node: str) -> list[str]:
     """Details of the stage in `vhpc timeline`, of all runs of the job on a node."""
-    found = lab.vhpc("ctl", "timeline", str(job.id))
-    runs = found.get("runs", [found])
-    nodes = [one for run in runs for one in run["nodes"] if one["node"] == node]
+    runs = lab.vhpc("ctl", "timeline", str(job.id))["runs"]
+    nodes = [one for run in runs for one in run["timelines"] if one["node"] == node]
     return [stage["detail"] for one in nodes for stage in one["stages"] if stage["name"] == "check"]
 
 
@@ -72,6 +71,8 @@ def test_a_job_leaves_a_bad_node_and_runs_on_a_good_one(lab: Lab) -> None:
         ask_again(lab, job)
         assert job.wait() == "COMPLETED"
         assert job.output().splitlines()[-1] == "n2"
+        (failed,) = stages(lab, job, "n1")
+        assert failed.startswith(f"failed: {SAID} (/bin/sh -c")
         assert stages(lab, job, "n2") == [f"/bin/sh -c {GOOD}"]
         job.leave_queue()
 
