@@ -36,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def vhpcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vhpcd]:
-    """Clusters of games (1 with three jobs, one of which boots) and without jobs (2)."""
+    """Clusters of two users: games has one with three jobs, one of which boots; the other user has two."""
     folder = tmp_path_factory.mktemp("site")
     for path in (folder, folder.parent):
         path.chmod(0o755)
