@@ -288,17 +288,16 @@ def test_root_of_a_guest_changes_no_other_member(lab: Lab) -> None:
         assert inside(lab, evil, "sudo", "sh", "-c", root) == "0\n"
         lab.run("login", "sh", "-c", "cat > forge.py", user="alice", stdin=FORGE)
         fields = put(Tag.OP, Op.CLUSTER) + put(Tag.REQUEST_ID, 1) + body
-        frames = [
+        frames = b"".join(
             HEADER.pack(len(fields), kind, 0, 0, 0, 0) + fields
-            for kind in (FrameType.REPLY, FrameType.REQUEST)
-        ]
-        for frame in frames:  # the second one is against the protocol, and may end the step
-            words = f"sudo python3 ~/forge.py {frame.hex()} >> ~/forged-{evil.id} 2>&1"
-            lab.run("login", "sh", "-c", f"echo '{words}' > forge.sh", user="alice")
-            attempt(lab, evil, "sh", "/home/alice/forge.sh")
-        sent = lab.run("login", "cat", f"/home/alice/forged-{evil.id}").out
-        assert sent.count(f"wrote {len(frames[0])}\n") >= len(frames), sent
-        print(sent, evil.told())
+            for kind in (FrameType.REQUEST, FrameType.REPLY)
+        )
+        words = f"sudo python3 ~/forge.py {frames.hex()}"
+        lab.run("login", "sh", "-c", f"echo '{words}' > forge.sh", user="alice")
+        attempt(lab, evil, "sh", "/home/alice/forge.sh")
+        # that these bytes came: they are against the protocol, which ends this guest alone
+        assert evil.wait(timeout=60) == "FAILED"
+        assert "the guest violated the channel's protocol" in said(lab, evil)
 
         for job in (far, near):
             known = members(lab, job)
@@ -311,7 +310,6 @@ def test_root_of_a_guest_changes_no_other_member(lab: Lab) -> None:
         assert calls(lab, far, f"n2-j{near.id}") == str(near.id)
         joins = member(lab, "n1")
         assert members(lab, near).keys() >= {far.id, near.id, joins.id}
-        lab.run("login", "scancel", str(evil.id), user="alice")
         end(lab, far, near, joins)
         assert "Traceback" not in said(lab, near)
     settled(lab)
