@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import workflow_clients as flows
 from cluster import ROOT, Job, Lab
@@ -56,9 +57,9 @@ def follow(lab: Lab, reached: Callable[[int], bool], said: Callable[[], str]) ->
     killed = None
     for workers in STAGES:
         stage = f"{workers} workers"
-        until(lambda number=workers: reached(number), stage, flows.LIMIT)
+        until(partial(reached, workers), stage, flows.LIMIT)
         # Slurm sees the same number of workers as the example does
-        running = until(lambda number=workers + 1: _running(lab, number), f"{stage} in Slurm: {said()}", 30)
+        running = until(partial(_running, lab, workers + 1), f"{stage} in Slurm: {said()}", 30)
         if workers == KILLED_AT:
             killed = max(running, key=lambda job: job.id)
             kill_qemu(lab, killed, killed.show()["NodeList"])
@@ -66,10 +67,10 @@ def follow(lab: Lab, reached: Callable[[int], bool], said: Callable[[], str]) ->
     return killed
 
 
-def _running(lab: Lab, number: int) -> list[Job] | None:
-    """The user's running jobs, if there are so many."""
+def _running(lab: Lab, number: int) -> list[Job]:
+    """The user's running jobs, if there are so many; otherwise none."""
     jobs = flows.jobs_of_alice(lab, "RUNNING")
-    return jobs if len(jobs) == number else None
+    return jobs if len(jobs) == number else []
 
 
 def ended(lab: Lab, killed: Job) -> None:
