@@ -60,7 +60,6 @@ def follow(lab: Lab, reached: Callable[[int], bool], said: Callable[[], str]) ->
         until(partial(reached, workers), stage, flows.LIMIT)
         # Slurm sees the same number of workers as the example does
         running = until(partial(_running, lab, workers + 1), f"{stage} in Slurm: {said()}", 30)
-        assert running is not None
         if workers == KILLED_AT:
             killed = max(running, key=lambda job: job.id)
             kill_qemu(lab, killed, killed.show()["NodeList"])
@@ -68,10 +67,10 @@ def follow(lab: Lab, reached: Callable[[int], bool], said: Callable[[], str]) ->
     return killed
 
 
-def _running(lab: Lab, number: int) -> list[Job] | None:
-    """The user's running jobs, if there are so many."""
+def _running(lab: Lab, number: int) -> list[Job]:
+    """The user's running jobs, if there are so many; otherwise none."""
     jobs = flows.jobs_of_alice(lab, "RUNNING")
-    return jobs if len(jobs) == number else None
+    return jobs if len(jobs) == number else []
 
 
 def ended(lab: Lab, killed: Job) -> None:
