@@ -107,13 +107,13 @@ class Site:
         return running_of(self.lease, node)
 
     def wait(self, node: str) -> None:
-        """What the Prolog of a node does when its guests are set up."""
+        """Do the part of a node's Prolog when its guests are set up."""
         barrier.wait(Layout(self.config), self.client(), self.lease, self.node(node))
 
     def reach(
         self, channel: Any, addresses: Sequence[str], mtu: int, wait_s: float, timeout_s: float
     ) -> Reached:
-        """What a guest says; ``channel`` is that guest."""
+        """The answer of a guest; ``channel`` is that guest."""
         if self.error is not None:
             raise self.error
         nodes = {

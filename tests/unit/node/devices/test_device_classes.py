@@ -45,7 +45,7 @@ UUID = "76687063-0000-8000-8000-000000000c00"  # "vhpc", mdev 0 of 0000:0c:00.0
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """The registrations of a test are removed after it."""
     traits = list(device.TRAITS)
     yield
     device.TRAITS[:] = traits
@@ -229,7 +229,7 @@ def test_an_entry_that_lacks_a_field_is_one_failure(rig: Rig) -> None:
 
 
 def test_no_code_compares_a_class_by_its_name() -> None:
-    """What differs by class is in the class: code elsewhere would have to change with each new one."""
+    """Differences between classes are in the classes: other code would have to change with each new one."""
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
         for path in PACKAGE.rglob("*.py")
