@@ -6,7 +6,8 @@
                             is not 36 characters of a UUID and at most a newline), mdev_core.c
                             (mdev_device_create: EEXIST, EUSERS where the core counts the instances)
 errors of the vendor        what the driver's probe returns: ENOSPC of samples/vfio-mdev/mtty.c
-``remove``                  remove_store: only a number other than 0 removes; vfio_main.c
+``remove``                  remove_store: only a number other than 0 removes, and ENODEV where the file
+                            is removed already (kernfs); vfio_main.c
                             (vfio_unregister_group_dev) waits until a process has closed it
 ``available_instances``     Documentation/driver-api/vfio-mediated-device.rst; types share the parent's
                             memory, as NVIDIA Virtual GPU Software User Guide says of time-sliced vGPUs
@@ -94,6 +95,8 @@ class FakeMdev:
         return int(node.target.rpartition("/")[2])
 
     def _remove(self, name: str, size: int, text: str) -> None:
+        if name not in self.made:  # another writer was faster
+            raise fail(errno.ENODEV)
         if not text.strip().isdecimal():
             raise fail(errno.EINVAL)
         if self.refuse:
