@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 
-from vlablib import hardware, hwchannel, hwfiles
+from vlablib import hardware, hwchannel, hwfiles, mtty
 from vlablib.hardware import Machine
 from vlablib.report import LabError, say, step
 from vlablib.settings import CHECKOUT, Lab, deadline, slower
@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_console)
     command = commands.add_parser("deploy", help="install the checkout into the running machine")
     command.set_defaults(run=_deploy)
+    command = commands.add_parser("mtty", help=f"let {mtty.PARENT} offer mediated devices, by mtty")
+    command.set_defaults(run=_mtty)
     command = commands.add_parser("down", help="switch it off")
     command.set_defaults(run=_down)
     return parser
@@ -116,6 +118,16 @@ def _deploy(machine: Machine, _: argparse.Namespace) -> int:
     done = hwchannel.execute(machine.port, ["sh", "-c", unpack], "root", text, slower(120))
     if done.code:
         raise LabError(f"cannot install into the machine: {done.err}")
+    return 0
+
+
+def _mtty(machine: Machine, _: argparse.Namespace) -> int:
+    module = mtty.module(machine.lab.cache, hardware.tree(machine))
+    load = "modprobe -a mdev vfio_iommu_type1 && base64 -d > /run/mtty.ko && insmod /run/mtty.ko"
+    text = base64.b64encode(module.read_bytes()).decode()
+    done = hwchannel.execute(machine.port, ["sh", "-c", load], "root", text, slower(60))
+    if done.code:
+        raise LabError(f"cannot load mtty: {done.err}")
     return 0
 
 

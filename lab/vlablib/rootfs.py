@@ -63,12 +63,10 @@ def _lock(tree: Path) -> Path:
 
 
 def _bootstrap(tree: Path, suite: Suite) -> None:
-    if shutil.which("mmdebstrap") is None:
-        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
     partial = tree.with_name(tree.name + ".partial")
     donor = tree.with_name(tree.name + ".virtiofsd")
     for left in (partial, donor):
-        _remove(left)
+        remove(left)
     environment = dict(os.environ)
     environment["VLAB_PYTHON_PACKAGES"] = " ".join(PYTHON_PACKAGES)
     environment["VLAB_USERS"] = " ".join(f"{user.name}:{user.uid}" for user in USERS)
@@ -84,8 +82,13 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
             if suite.finish is not None:
                 _make_disk(partial, disk(tree))
     finally:
-        _remove(donor)
+        remove(donor)
     partial.rename(tree)
+
+
+def bare(tree: Path, suite: Suite) -> None:
+    """Install a suite's packages without the configuration of a lab host; raises as ``acquire``."""
+    _mmdebstrap(tree, suite, "essential", suite.packages, {**os.environ, "LC_ALL": "C.UTF-8", "INITRD": "No"})
 
 
 def _make_disk(tree: Path, target: Path) -> None:
@@ -99,6 +102,8 @@ def _make_disk(tree: Path, target: Path) -> None:
 def _mmdebstrap(
     target: Path, suite: Suite, variant: str, packages: tuple[str, ...], environment: dict[str, str]
 ) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
     # own mount and pid namespaces: nothing stays mounted or running in any case
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={variant}"]
@@ -133,7 +138,8 @@ def _sources(release: str) -> list[str]:
         raise LabError(str(err)) from err
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
+    """Remove a tree, if it exists."""
     if folder.exists():
         shutil.rmtree(folder)
 
@@ -152,7 +158,7 @@ def _prune(cache: Path, suite: Suite, current: Path) -> None:
             say(f"removing {tree}: its recipe has changed")
             for suffix in ("", ".partial", ".virtiofsd"):
                 left = tree.with_name(tree.name + suffix)
-                _remove(left)
+                remove(left)
                 left.with_name(left.name + ".log").unlink(missing_ok=True)
             disk(tree).unlink(missing_ok=True)
             lock_path.unlink()

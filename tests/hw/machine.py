@@ -23,6 +23,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 HWLAB = str(ROOT / "lab/hwlab")
 IMAGE = "debian-minimal"
+# patterns of command lines
+QEMU, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "[v]hpc_slurm.hooks.prolog"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # as lab/vlablib/hardware.py places them
 GPU, VF, PF = "0000:42:00.0", "0000:41:10.0", "0000:41:00.0"
@@ -256,3 +258,11 @@ class Job:
         names = self.machine.run("virsh", "-q", "list", "--name").out.split()
         (found,) = (name for name in names if name.startswith(f"vhpc-{self.id}-"))
         return found
+
+
+def kill_when(machine: Machine, job: Job, condition: str, victim: str) -> None:
+    """As soon as a shell's condition holds, kill what a pattern names by SIGKILL."""
+    wait = f"for i in $(seq 900); do if {condition}; then break; fi; sleep 0.1; done"
+    pids = f"$(pgrep -f '{victim}' | grep -v -w $$)"
+    done = machine.run("sh", "-c", f"{wait}; kill -KILL {pids}", timeout=120, check=False)
+    assert done.code == 0, f"{victim} was not there to be killed: {done}\n{machine.story()}"

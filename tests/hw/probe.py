@@ -55,6 +55,14 @@ def virtual_functions() -> dict[str, list[list[Any]]]:
     return found
 
 
+def mediated() -> dict[str, str]:
+    """Types of mediated devices by UUID."""
+    return {
+        device.name: (device / "mdev_type").resolve().name
+        for device in sorted(Path("/sys/bus/mdev/devices").glob("*"))
+    }
+
+
 def pages(which: str) -> dict[int, int]:
     return {
         int(pool.parents[1].name[4:]): int(text(pool / which))
@@ -82,6 +90,7 @@ def node() -> dict[str, Any]:
     return {
         "functions": functions(),
         "vfs": virtual_functions(),
+        "mdevs": mediated(),
         "pages": pages("nr_hugepages"),
         "free": pages("free_hugepages"),
         "mounts": sorted(line.split()[1] for line in text("/proc/mounts").splitlines()),
@@ -112,6 +121,7 @@ def guest(name: str) -> dict[str, Any]:
         "free": pages("free_hugepages"),
         "functions": functions(),
         "vfs": virtual_functions(),
+        "mdevs": mediated(),
     }
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from machine import BRIDGE, GPU, NEIGHBOUR, OLD_GPU, Job, Machine
+from machine import BRIDGE, GPU, NEIGHBOUR, OLD_GPU, PROLOG, QEMU, Job, Machine, kill_when
 
 pytestmark = [pytest.mark.hw, pytest.mark.timeout(600)]
 
@@ -56,14 +56,6 @@ def test_a_gpu_that_must_not_go_drains_the_node(changed: Machine, change: str, s
     changed.until(lambda: changed.probe("node") == before, "nothing changed")
 
 
-def kill_when(machine: Machine, job: Job, condition: str, victim: str) -> None:
-    """As soon as a shell's condition holds, kill what a pattern names by SIGKILL."""
-    wait = f"for i in $(seq 900); do if {condition}; then break; fi; sleep 0.1; done"
-    pids = f"$(pgrep -f '{victim}' | grep -v -w $$)"
-    done = machine.run("sh", "-c", f"{wait}; kill -KILL {pids}", timeout=120, check=False)
-    assert done.code == 0, f"{victim} was not there to be killed: {done}\n{machine.story()}"
-
-
 def noted(job: Job, kind: str) -> str:
     return f'grep -qs \'"kind":"{kind}"\' /var/lib/vhpc/journal/{job.id}.*'
 
@@ -72,7 +64,7 @@ def booting(job: Job) -> str:
     return f"virsh -q list --state-running --name | grep -q '^vhpc-{job.id}-'"
 
 
-QEMU, LIBVIRTD, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "^/usr/sbin/libvirtd", "[v]hpc_slurm.hooks.prolog"
+LIBVIRTD = "^/usr/sbin/libvirtd"
 
 
 @pytest.mark.promise("hw.killed")
