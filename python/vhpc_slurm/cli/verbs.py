@@ -66,6 +66,9 @@ class LazyGroup(TyperGroup):
         """The verb that the first word names, loaded."""
         if self.default and args[0].isdecimal():
             args = [self.default, *args]
+        if self.default and self.get_command(ctx, args[0]) is None:
+            verbs = ", ".join(self.list_commands(ctx))
+            ctx.fail(f"{args[0][:80]!r} is neither a job id nor a verb of this command: {verbs}")
         name, verb, rest = super().resolve_command(ctx, args)
         return name, loaded(verb), rest
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
-from typing import Literal, Protocol
+from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
@@ -88,11 +88,11 @@ class NetworkBackend(Protocol):
         request: JobRequest,
         allocation: Allocation,
         snapshot: KeySnapshot,
-        cluster: int | None = None,
+        owner: str,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """Choose a network identity and the key assignment for it; pure.
 
-        ``cluster`` is the number of the job's cluster; all jobs of a cluster have the same key.
+        ``owner`` is that of the key (``keys.owner_of``): generations with one owner share a key.
         """
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
@@ -160,10 +160,10 @@ class NoNetwork:
         request: JobRequest,
         allocation: Allocation,
         snapshot: KeySnapshot,
-        cluster: int | None = None,
+        owner: str,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """The identity ``none``, which any number of generations may hold."""
-        del generation, request, allocation, snapshot, cluster
+        del generation, request, allocation, snapshot, owner
         return NetworkIdentity(kind="none"), None
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
@@ -210,8 +210,6 @@ class KeyPolicy:
 
     Attributes:
         pool: the keys for jobs.
-        owner: which generations share a key: those of one job that are alive (there is one), or of one user;
-            those of a cluster share one in any case.
         rails: ports of a guest are on this many rails.
         vfs: ports of a guest on each rail.
         limit: the most guests that one key can have.
@@ -222,7 +220,6 @@ class KeyPolicy:
     """
 
     pool: KeyPool
-    owner: Literal["job", "user"] = "job"
     rails: int = 1
     vfs: int = 1
     limit: int = numbers.MAX_RANKS
@@ -237,12 +234,9 @@ class KeyPolicy:
         request: JobRequest,
         allocation: Allocation,
         snapshot: KeySnapshot,
-        cluster: int | None = None,
+        owner: str,
     ) -> tuple[NetworkIdentity, KeyAssignment]:
         """As many guests on each node as were asked for, ranked node by node."""
-        owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
-        if cluster is not None:
-            owner = f"cluster {cluster}"
         names, each = allocation.guests(request.guests_per_node), request.guests_per_node
         assignment = keys.assign(
             self.pool,
@@ -253,7 +247,6 @@ class KeyPolicy:
             rails=self.rails,
             vfs=self.vfs,
             limit=self.limit,
-            together=cluster is not None,
         )
         if self.ports is not None:
             nodes = [part.node for part in allocation.nodes for _ in range(each)]
@@ -289,10 +282,10 @@ class ByPolicy:
         request: JobRequest,
         allocation: Allocation,
         snapshot: KeySnapshot,
-        cluster: int | None = None,
+        owner: str,
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """Choose a key."""
-        return self._policy.plan(generation, request, allocation, snapshot, cluster)
+        return self._policy.plan(generation, request, allocation, snapshot, owner)
 
 
 def addresses_of(

@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Literal
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.numbers import MAX_RAILS, MAX_RANKS, MAX_VFS, PKEYS, KeyPool, Space, label, port_guid
@@ -62,6 +63,8 @@ CARRIED = frozenset({KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeySt
 """States whose ports the subnet manager is told of."""
 LIVE = CARRIED - {KeyState.DRAINING}
 """States of keys whose generation has not ended."""
+_CLUSTER = "cluster "
+"""Owners that begin so have one key at a time."""
 HOLDING = CARRIED | {KeyState.TOMBSTONE}
 """States in which no other assignment can have the same ports with fixed GUIDs."""
 
@@ -180,6 +183,13 @@ class KeySnapshot:
         return replace(self, off=self.off | frozenset(generations))
 
 
+def owner_of(generation: Generation, uid: int, cluster: int | None, each: Literal["job", "user"]) -> str:
+    """The owner of a generation's key, for the database: its cluster, if it has one, else its job or user."""
+    if cluster is not None:
+        return f"{_CLUSTER}{cluster}"
+    return f"user {uid}" if each == "user" else f"job {generation}"
+
+
 def assign(
     pool: KeyPool,
     snapshot: KeySnapshot,
@@ -190,13 +200,11 @@ def assign(
     rails: int,
     vfs: int,
     limit: int = MAX_RANKS,
-    together: bool = False,
 ) -> KeyAssignment:
     """Choose a key and a range of ranks, below ``limit``, for a generation.
 
     The owner's key is used where he has one in use; else the key that has been free for
-    the longest time, unused keys first.  ``together``: it is the key of the owner's generations that
-    have not ended, and no other one; without such generations it is one that the owner does not have.
+    the longest time, unused keys first.
 
     Raises:
         FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
@@ -212,18 +220,9 @@ def assign(
     holders: dict[int, list[KeyAssignment]] = {}
     for one in snapshot.assignments:
         holders.setdefault(one.pkey, []).append(one)
-    own = [key for key, theirs in holders.items() if theirs[0].owner == owner]
-    if together:
-        own = [key for key in own if any(one.state in LIVE for one in holders[key])]
-    for pkey in sorted(own):
-        # A tombstone blocks the whole key: a guest may still use it.
-        theirs = holders[pkey]
-        if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
-            first = _free_range(theirs, ranks, limit)
-            if first is not None and pkey in pool:
-                return KeyAssignment(generation, pkey, owner, first, ranks, rails, vfs)
-        if together:
-            raise _full(theirs, pkey, ranks, limit, pool)
+    if own := _own_key(pool, holders, owner, ranks, limit):
+        pkey, first = own
+        return KeyAssignment(generation, pkey, owner, first, ranks, rails, vfs)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
     unused = next((pkey for pkey in free if pkey not in snapshot.freed), None)
     if unused is not None:
@@ -298,17 +297,36 @@ def _free_range(holders: list[KeyAssignment], ranks: int, limit: int) -> int | N
     return first if first + ranks <= limit else None
 
 
-def _full(theirs: list[KeyAssignment], pkey: int, ranks: int, limit: int, pool: KeyPool) -> ExhaustedError:
-    """Jobs that must share a key have one that takes no further job."""
-    blocking = next((one for one in theirs if one.state is KeyState.TOMBSTONE), None)
-    if blocking is not None:
-        why = f"a guest of {blocking.generation} may still use it: {blocking.note}"
-    elif pkey not in pool:
-        why = "the site has taken it out of the pool"
-    else:
-        held = sum(one.ranks for one in theirs)
-        why = f"{held} of {limit} guests have it or had it until a moment ago, and the job has {ranks}"
-    return ExhaustedError(f"the key {label(pkey)} of the job's cluster takes no further guests", why)
+def _own_key(
+    pool: KeyPool, holders: Mapping[int, list[KeyAssignment]], owner: str, ranks: int, limit: int
+) -> tuple[int, int] | None:
+    """A key that the owner has, and the first of the free ranks on it; None: he needs a further key.
+
+    Raises:
+        ExhaustedError: the owner is a cluster, and the key of its jobs has no room. They may not have two.
+    """
+    for pkey, theirs in sorted(holders.items()):
+        if any(one.owner != owner for one in theirs):
+            continue
+        cluster = owner.startswith(_CLUSTER)
+        if cluster and not any(one.state in LIVE for one in theirs):
+            continue
+        first = _free_range(theirs, ranks, limit)
+        # A tombstone blocks the whole key: a guest may still use it.
+        blocking = next((one for one in theirs if one.state is KeyState.TOMBSTONE), None)
+        if blocking is not None:
+            why = f"a guest of {blocking.generation} may still use it: {blocking.note}"
+        elif pkey not in pool:
+            why = "the site has taken it out of the pool"
+        elif first is None:
+            held = sum(one.ranks for one in theirs)
+            why = f"{held} of {limit} guests have it or had it until a moment ago, and the job has {ranks}"
+        else:
+            return pkey, first
+        if cluster:
+            what = f"the key {label(pkey)} of the job's cluster takes no further guests"
+            raise ExhaustedError(what, why)
+    return None
 
 
 def _exhausted(pool: KeyPool, snapshot: KeySnapshot) -> ExhaustedError:

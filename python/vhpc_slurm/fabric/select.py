@@ -50,7 +50,6 @@ def backend(
     limit = fabric.pool_guests if static else MAX_RANKS
     policy = KeyPolicy(
         pool,
-        fabric.key_owner,
         fabric.rails,
         fabric.vfs,
         limit,
@@ -81,7 +80,7 @@ def _segment_pool(fabric: Fabric) -> SegmentPool:
         raise FabricError(
             f"{fabric.rails} rails are too many", f"a MAC address has room for {MAX_ETHERNET_RAILS}"
         )
-    return SegmentPool(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
+    return SegmentPool(KeyPolicy(pool, fabric.rails, fabric.vfs))
 
 
 def local_opensm(fabric: Fabric, writer: FabricWriter = ALONE) -> Opensm:

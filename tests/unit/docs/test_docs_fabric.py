@@ -44,7 +44,7 @@ def test_each_command_exists() -> None:
 
 
 def test_each_line_of_the_table_is_a_line_of_vhpcd() -> None:
-    table = TEXT[TEXT.index("## Troubleshooting") : TEXT.index("## Measurements")]
+    table = TEXT[TEXT.index("## Troubleshooting") : TEXT.index("## Checks on the site")]
     first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     said = [phrase for cell in first for phrase in re.findall(r"`([^`]+)`", cell)]
     assert len(said) > 10

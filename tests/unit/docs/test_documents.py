@@ -43,7 +43,7 @@ def decisions() -> Iterator[tuple[str, str, str]]:
 
 def test_each_decision_has_its_parts_and_a_title_of_its_own() -> None:
     for _, title, entry in decisions():
-        parts = re.findall(r"^- \*\*(\w+)\.\*\*", entry, re.MULTILINE)
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", entry, re.MULTILINE)
         assert parts == ["Context", "Choice", "Price"], title
         assert len(entry.split()) <= MAX_WORDS, f"{title}: more than {MAX_WORDS} words"
     titles = [title for _, title, _ in decisions()]

@@ -349,7 +349,7 @@ def test_a_static_pool_needs_no_sweep_and_waits_for_the_ports(
     with pytest.raises(FabricError, match="is still on the fabric"):
         strip(soon, here.generation, snapshot)
     with pytest.raises(FabricError, match="at most 4 guests"):
-        backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), KeySnapshot(0))
+        backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), KeySnapshot(0), "job 3")
     assert backend.audit(snapshot) == ()
     assert fabric.sweeps() == before
 

@@ -109,9 +109,7 @@ def test_jobs_of_a_user_share_a_key_and_fill_rank_gaps() -> None:
 
 
 def of_cluster(snapshot: KeySnapshot, ranks: int, limit: int = 65536) -> tuple[int, int]:
-    chosen = keys.assign(
-        POOL, snapshot, generation(9), "cluster 1", ranks=ranks, rails=1, vfs=1, limit=limit, together=True
-    )
+    chosen = keys.assign(POOL, snapshot, generation(9), "cluster 1", ranks=ranks, rails=1, vfs=1, limit=limit)
     return chosen.pkey, chosen.first_rank
 
 

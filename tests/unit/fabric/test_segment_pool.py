@@ -32,8 +32,11 @@ class Site:
 
     def __init__(self, database: Path, **options: Any) -> None:
         self.store = SqliteStore(database)
-        self.backend = backend(Fabric(**options), self.store.keys.knows)
-        self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
+        config = Fabric(**options)
+        self.backend = backend(config, self.store.keys.knows)
+        self.service = Alone(
+            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, key_owner=config.key_owner
+        )
 
     @property
     def snapshot(self) -> KeySnapshot:

@@ -180,7 +180,7 @@ def test_an_invalid_address_of_a_peer_is_refused(guest: Guest, tree: HcaTree, ad
 
 def a_lease(policy: KeyPolicy, *nodes: str) -> Lease:
     made = Generation(42, 0, "0" * 8)
-    network, _ = policy.plan(made, request(), allocation(*nodes), KeySnapshot(0))
+    network, _ = policy.plan(made, request(), allocation(*nodes), KeySnapshot(0), "job 1")
     return Lease(made, LeaseState.READY, request(), allocation(*nodes), identity(), network)
 
 

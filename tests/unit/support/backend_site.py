@@ -47,14 +47,20 @@ class Site:
         self.now = 0.0
         self.store = store(database)
         self.backend = OpensmFile(
-            KeyPolicy(KeyPool(0x1000, last, reserved), owner),
+            KeyPolicy(KeyPool(0x1000, last, reserved)),
             opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
             Readback(reader, timeout_s, fresh_s),
             self.store.keys.knows,
             site=site,
         )
         self.service = Alone(
-            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now, **other
+            self.store,
+            self.backend,
+            reserve_mib=0,
+            quarantine_s=30.0,
+            key_owner=owner,
+            steady=lambda: self.now,
+            **other,
         )
 
     def open(self, job_id: int, *nodes: str, uid: int = 2001) -> LeaseRecord:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pace import limit
 from vhpc_slurm import record
@@ -269,6 +269,7 @@ class Alone:
         quarantine_s: float = 0.0,
         lost_after_s: float = 900.0,
         refuse_exhausted: bool = False,
+        key_owner: Literal["job", "user"] = "job",
         job_network: Network = Network(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
@@ -278,6 +279,7 @@ class Alone:
             policy=policy,
             guests=Guests(memory_reserve_mib=reserve_mib),
             fabric=Fabric(
+                key_owner=key_owner,
                 quarantine_s=int(quarantine_s),
                 lost_after_s=int(lost_after_s),
                 exhausted="refuse" if refuse_exhausted else "requeue",

@@ -3,25 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
-from vhpc_slurm.fabric.backend import FabricFinding, KeyPolicy, Proof, ProofResults
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.model import Generation
 
 
 class Killed(BaseException):
     """vhpcd dies here."""
 
 
-class Fabric:
+class Fabric(ByPolicy):
     """Hardware: port tables by GUID.  It can fail, and vhpcd can die before or after any of its works."""
 
     def __init__(self, policy: KeyPolicy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.tables: dict[int, int] = {}
         self.fails = False
         self.kill_in = 0
@@ -41,16 +41,6 @@ class Fabric:
 
     def validate(self, snapshot: KeySnapshot) -> None:
         pass
-
-    def plan(
-        self,
-        generation: Generation,
-        request: JobRequest,
-        allocation: Allocation,
-        snapshot: KeySnapshot,
-        cluster: int | None = None,
-    ) -> tuple[NetworkIdentity, KeyAssignment]:
-        return self.policy.plan(generation, request, allocation, snapshot, cluster)
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self.step()
@@ -83,12 +73,6 @@ class Fabric:
 
     def repair(self, snapshot: KeySnapshot) -> None:
         self.apply(snapshot)
-
-    def watch(self, notice: Callable[[], None]) -> None:
-        pass
-
-    def disturbed(self) -> bool:
-        return False
 
 
 def generation(number: int) -> Generation:

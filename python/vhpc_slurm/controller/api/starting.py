@@ -144,8 +144,10 @@ class Starting:
         if savable.is_asked(job) and not await aside(self._slurm.may_requeue, job.job_id):
             return Wanted(job, allocation, savable.NeverRequeuedError(job))
         account = cluster_account(job.cluster or "")
-        if account == job.account != "" and account not in await aside(
-            self._slurm.accounts, job.user, account
+        if (
+            account
+            and account == job.account
+            and account not in await aside(self._slurm.accounts, job.user, account)
         ):
             return Wanted(job, allocation, cluster_rules.NotOfAccountError(job))
         found = await write(opening.own, job, allocation) if job.restart else None

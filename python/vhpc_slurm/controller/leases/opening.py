@@ -20,7 +20,7 @@ from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment
+from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment, owner_of
 from vhpc_slurm.model import (
     Allocation,
     CheckpointState,
@@ -342,8 +342,9 @@ class LeaseOpening:
         assert not isinstance(one.image, UserError)
         request, allocation, now = one.request, one.allocation, self._clock()
         serial, held = None if cluster is None else cluster.serial, self._store.keys.snapshot()
+        owner = owner_of(generation, request.uid, serial, self._config.fabric.key_owner)
         try:
-            network, key = self._network.plan(generation, request, allocation, held, serial)
+            network, key = self._network.plan(generation, request, allocation, held, owner)
         except ExhaustedError as err:
             if self._config.fabric.exhausted != "refuse":
                 raise

@@ -24,7 +24,7 @@ from vhpc_slurm.options import cluster_account
 class StoredCluster:
     """A cluster; with ``kept`` it stays without members, until ``kept_until`` (None: without limit).
 
-    ``uid`` is the user whose it is, or who made it for ``account``; None: it is the user's.
+    ``uid``: the user who has made it; ``account``: whose it is, None: that user's.
     """
 
     serial: int

@@ -48,6 +48,7 @@ class Guests:
         self._layout, self._generation = layout, generation
         self._facts = facts.read(layout, generation)
         self._held_since = time.monotonic()
+        self._logged: set[str] = set()
 
     @property
     def held(self) -> bool:
@@ -143,8 +144,10 @@ class Guests:
         if failed:
             with _collected(errors):
                 self.remove(failed)
-        for error in errors[1:]:
-            log.warning("%s", error.line())
+        lines = {error.line() for error in errors[1:]}
+        for line in sorted(lines - self._logged):  # the keeper tries again every few seconds
+            log.warning("%s", line)
+        self._logged = lines
         if errors:
             raise errors[0]
 

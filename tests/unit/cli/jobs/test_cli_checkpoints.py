@@ -260,3 +260,9 @@ def test_only_a_number_stands_for_a_job(serve: Serve, word: str, capsys: pytest.
     serve(Vhpcd())
     assert main(["checkpoint", word]) == 2
     assert word in capsys.readouterr().err
+
+
+def test_a_word_that_is_no_job_id_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "abc"]) == 2
+    said = capsys.readouterr().err
+    assert "'abc' is neither a job id nor a verb of this command: save, ls, show, rm" in said

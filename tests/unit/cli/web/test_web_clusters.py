@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_process import allow_clusters, member
+from controller_lab import HAVE_MUNGED, allocation, munged, request, stop
+from vhpcd_process import Vhpcd, make
+from web_site import Web, behind_a_proxy
 
 from html_page import Page
+from vhpc_slurm.cli.main import main
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
-
-from cluster_process import allow_clusters, member  # noqa: E402
-from controller_lab import HAVE_MUNGED, allocation, munged, request, stop  # noqa: E402
-from vhpcd_process import Vhpcd, make  # noqa: E402
-from web_site import Web, behind_a_proxy  # noqa: E402
-
-from vhpc_slurm.cli.main import main  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(

@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controller_lab import HAVE_MUNGED, Munged, free_port, munged, stop, wait_for
+from vhpcd_process import Vhpcd, make
+from web_site import HOSTILE, Web, behind_a_proxy, fill
 
 from chromium import CHROMIUM, driven, in_chromium
 from html_page import Page
+from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.controller.api.status_messages import DeviceWire
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
-
-from controller_lab import HAVE_MUNGED, Munged, free_port, munged, stop, wait_for  # noqa: E402
-from vhpcd_process import Vhpcd, make  # noqa: E402
-from web_site import HOSTILE, Web, behind_a_proxy, fill  # noqa: E402
-
-from vhpc_slurm.config.fabric import Fabric  # noqa: E402
-from vhpc_slurm.controller.api.status_messages import DeviceWire  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(

@@ -22,12 +22,11 @@ from vhpc_slurm.controller.wire_types import (
 )
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Proof, ProofResults
-from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import (
     Allocation,
     Generation,
-    JobRequest,
     LeaseRecord,
     LeaseState,
     NetworkIdentity,
@@ -48,15 +47,7 @@ class BrokenNetwork(NoNetwork):
         if name in self.fails:
             raise FabricError(f"{name} failed")
 
-    def plan(
-        self,
-        generation: Generation,
-        request: JobRequest,
-        allocation: Allocation,
-        snapshot: KeySnapshot,
-        cluster: int | None = None,
-    ) -> tuple[NetworkIdentity, KeyAssignment | None]:
-        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, snapshot, cluster)
+    plan = KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self._call("apply")

@@ -53,7 +53,7 @@ def test_guests_are_called_after_their_node_and_place() -> None:
 
 def test_each_guest_has_a_rank_and_an_address_on_the_jobs_key() -> None:
     policy = KeyPolicy(KeyPool(0x1000, 0x1003), network=IPv4Network("10.128.0.0/12"))
-    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0))
+    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0), "job 1")
     assert assignment is not None
     assert assignment.ranks == 4
     assert network.addresses == (
@@ -68,14 +68,16 @@ def test_each_guest_has_a_rank_and_an_address_on_the_jobs_key() -> None:
 def test_each_guest_has_ports_of_its_own_where_they_are_of_a_map() -> None:
     ports = PortMap("ports", {("n1", 0): (0x101, 0x102, 0x103), ("n2", 0): (0x201, 0x202)})
     policy = KeyPolicy(KeyPool(0x1000, 0x1003), ports=ports, in_guests=True)
-    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0))
+    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0), "job 1")
     assert assignment is not None
     assert assignment.ports == (0x101, 0x102, 0x201, 0x202)
     assert [[int(word, 16) for word in row] for row in network.port_guids] == [
         [0x101], [0x102], [0x201], [0x202],
     ]  # fmt: skip
     with pytest.raises(FabricError, match="ports has 2 ports of node n2 on rail 0: each of 3 guests has 1"):
-        policy.plan(GENERATION, replace(TWO, guests_per_node=3), allocation("n1", "n2"), KeySnapshot(0))
+        policy.plan(
+            GENERATION, replace(TWO, guests_per_node=3), allocation("n1", "n2"), KeySnapshot(0), "job 1"
+        )
 
 
 @pytest.mark.promise("place.guests")

@@ -258,6 +258,26 @@ def test_one_guest_that_does_not_go_on_keeps_no_other(site: Site) -> None:
     assert "release g1" in site.agents
 
 
+def test_a_killed_guest_is_logged_once_until_it_continues(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Guests(site.layout, GENERATION)
+    site.libvirt.domains[NAMES[0]].now = PAUSED
+    site.libvirt.domains[NAMES[0]].failing = "resume"
+    silent = "cannot connect to root.sock"
+    site.failing["release g0"] = NodeError(silent)
+    for outage in (1, 2):
+        for _ in range(3):
+            with pytest.raises(NodeError, match="cannot resume"):
+                found.go_on()
+        assert caplog.text.count(silent) == outage
+        site.libvirt.domains[NAMES[0]].failing = ""
+        with pytest.raises(NodeError, match=silent):
+            found.go_on()
+        site.libvirt.domains[NAMES[0]].now = PAUSED
+        site.libvirt.domains[NAMES[0]].failing = "resume"
+
+
 def test_ended_guests_are_gone_and_their_shims_are_told_nothing(site: Site) -> None:
     found = Guests(site.layout, GENERATION)
     found.prepare(7, 5.0)
