@@ -287,7 +287,15 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             "no partitions are activated"
         ),
     ] = ()
-    scrub_timeout_s: Annotated[int, documented("deadline of that command", ge=1, le=3600)] = 120
+    fabric_manager: Annotated[
+        tuple[str, ...],
+        documented(
+            "command that prints the version of the Fabric Manager of devices.fmpm, with an absolute path; "
+            '["/bin/echo", "580.95.05"] for one in a service VM. Guests need NVIDIA\'s driver of exactly '
+            "this version. Empty: nv-fabricmanager --version, if the node has it"
+        ),
+    ] = ()
+    scrub_timeout_s: Annotated[int, documented("deadline of devices.gpu_scrub", ge=1, le=3600)] = 120
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -34,7 +34,7 @@ from vhpc_slurm.model import (
     Share,
 )
 from vhpc_slurm.node import plan as node_plan
-from vhpc_slurm.node.devices import assignment, classes, gpumap
+from vhpc_slurm.node.devices import assignment, classes, gpumap, nvswitch
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.resource import reservations
@@ -244,7 +244,7 @@ def show(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """
     result = node_plan.make(Layout(config), case)
     if isinstance(result, NodePlan):
-        result = _within_qemus_limit(config, case, result)
+        result = _on_nvswitch(config, case, result) or _within_qemus_limit(config, case, result)
     if isinstance(result, Refusal):
         planview.refusal(case, result, as_json=as_json)
         raise result.error()
@@ -260,6 +260,15 @@ def show(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     else:
         planview.show(case, result, _accelerator(config, case), config.guests.libvirt_uri)
     return 0
+
+
+def _on_nvswitch(config: Config, case: PlanInput, found: NodePlan) -> Refusal | None:
+    """A refusal if the guests do not work on the node's NVSwitch."""
+    try:
+        nvswitch.check(config.devices, found, case.image)
+    except VhpcError as err:
+        return Refusal((err,))
+    return None
 
 
 def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:

@@ -6,16 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
+from fake_fmpm import Fmpm, fake_fmpm
 from fake_mdev import LARGE, TYPE, FakeMdev, FakeVgpus
+from site_catalog import publish
 
 from vhpc_slurm.cli.host.checks import CheckResult, Level, devices
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.node.devices import quarantine, setup
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.hosts import parse_node_resources
 from vhpc_slurm.slurm.port import NodeResources
 
+fmpm = fake_fmpm
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 
 
@@ -162,3 +168,44 @@ def test_a_gpu_whose_mig_mode_lasts_is_named(rig: Rig) -> None:
 def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:
     with machine(tmp_path, gpus=0, vfs=0) as rig:
         assert findings(rig, "NodeName=n1 Gres=(null)") == {}
+
+
+def shared(rig: Rig, fmpm: Fmpm, lines: str, version: str = "") -> CheckResult:
+    """Finding of doctor about a node with NVSwitch partitions; a line is a GPU's index and what follows."""
+    names = {f"gpu{index}": gpu.address for index, gpu in enumerate(rig.gpus)}
+    (rig.root / "gpu.map").write_text(lines.format(**names))
+    rig.with_devices(fmpm=(str(fmpm.script),), fabric_manager=("/bin/echo", version) if version else ())
+    catalog = Images(catalog=str(rig.root / "catalog"))
+    rig.layout = Layout(msgspec.structs.replace(rig.layout.config, images=catalog))
+    return findings(rig, "NodeName=n1 Gres=gpu:2,ibvf:4")["devices.nvswitch"]
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_nvswitch_partitions_that_cannot_work_are_named(
+    rig: Rig, fmpm: Fmpm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)  # a node without nv-fabricmanager
+    right = "0 {gpu0} 1\n1 {gpu1} 3\n"
+    for lines, says in (
+        ("0 {gpu0} 1\n1 {gpu1} mdev=nvidia-474\n", "has 1 parts of GPUs: devices.fmpm joins whole GPUs"),
+        ("0 {gpu0} 1\n1 {gpu1}\n", f"has no module for {rig.gpus[1].address}"),
+        ("0 {gpu0} 1\n1 {gpu1} 9\n", f"no NVSwitch partition has {rig.gpus[1].address} (module 9)"),
+    ):
+        found = shared(rig, fmpm, lines)
+        assert (found.level, says in found.what) == (Level.ERROR, True), found
+    found = shared(rig, fmpm, right)
+    assert (found.level, "the version of the Fabric Manager is unknown" in found.what) == (Level.WARN, True)
+    found = shared(rig, fmpm, right, "580.95.05")
+    assert (found.level, found.what) == (Level.OK, "15 NVSwitch partitions, Fabric Manager 580.95.05")
+    fmpm.set(down=True)
+    assert shared(rig, fmpm, right, "580.95.05").what.endswith("cannot connect to the Fabric Manager")
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_images_with_another_driver_are_named(rig: Rig, fmpm: Fmpm) -> None:
+    for name, driver in (("old", "570.86.15"), ("new", "580.95.05"), ("unknown", "")):
+        publish(rig.root / "catalog", name, name.encode(), drivers={"nvidia": driver})
+    found = shared(rig, fmpm, "0 {gpu0} 1\n1 {gpu1} 3\n", "580.95.05")
+    assert found.level is Level.WARN
+    assert found.what.endswith("are refused here: old:latest (570.86.15)")
+    assert 'images.gpu_drivers = ["nvidia==580.95.05"]' in found.hint

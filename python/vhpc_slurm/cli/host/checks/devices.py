@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, error, nvswitch, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
@@ -67,6 +67,7 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     lasting = [one.key for one in whole if one.place.vendor == NVIDIA and one.place.device in GA100]
     if lasting and not config.devices.gpu_scrub:
         yield mig(lasting)
+    yield from nvswitch.check(config, gpus)
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
     if records:
