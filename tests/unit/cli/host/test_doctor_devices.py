@@ -11,17 +11,19 @@ import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
 from fake_fmpm import Fmpm, fake_fmpm
+from fake_gpu_tools import GpuTools, gpu_tools
 from fake_mdev import LARGE, TYPE, FakeMdev, FakeVgpus
 from site_catalog import publish
 
-from vhpc_slurm.cli.host.checks import CheckResult, Level, devices
+from vhpc_slurm.cli.host.checks import CheckResult, Level, devices, nvswitch
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.node.devices import quarantine, setup
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.hosts import parse_node_resources
 from vhpc_slurm.slurm.port import NodeResources
 
-fmpm = fake_fmpm
+fmpm, tools = fake_fmpm, gpu_tools
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 
 
@@ -165,18 +167,25 @@ def test_a_gpu_whose_mig_mode_lasts_is_named(rig: Rig) -> None:
     assert "devices.mig" not in findings(rig)
 
 
-def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:
-    with machine(tmp_path, gpus=0, vfs=0) as rig:
-        assert findings(rig, "NodeName=n1 Gres=(null)") == {}
+def test_the_tool_that_ends_mig_mode_is_enough(rig: Rig, tools: GpuTools) -> None:
+    rig.gpus[1].folder.entries["device"] = fixed("0x20b5\n")
+    found = findings(rig)
+    assert "devices.mig" not in found
+    assert found["devices.clearing"].level is Level.OK
+
+
+def shared_config(rig: Rig, fmpm: Fmpm, lines: str, version: str = "580.95.05") -> Config:
+    (rig.root / "gpu.map").write_text(lines)
+    rig.with_devices(fmpm=(str(fmpm.script),), fabric_manager=("/bin/echo", version) if version else ())
+    catalog = Images(catalog=str(rig.root / "catalog"))
+    rig.layout = Layout(msgspec.structs.replace(rig.layout.config, images=catalog))
+    return rig.layout.config
 
 
 def shared(rig: Rig, fmpm: Fmpm, lines: str, version: str = "") -> CheckResult:
     """Finding of doctor about a node with NVSwitch partitions; a line is a GPU's index and what follows."""
     names = {f"gpu{index}": gpu.address for index, gpu in enumerate(rig.gpus)}
-    (rig.root / "gpu.map").write_text(lines.format(**names))
-    rig.with_devices(fmpm=(str(fmpm.script),), fabric_manager=("/bin/echo", version) if version else ())
-    catalog = Images(catalog=str(rig.root / "catalog"))
-    rig.layout = Layout(msgspec.structs.replace(rig.layout.config, images=catalog))
+    shared_config(rig, fmpm, lines.format(**names), version)
     return findings(rig, "NodeName=n1 Gres=gpu:2,ibvf:4")["devices.nvswitch"]
 
 
@@ -209,3 +218,18 @@ def test_images_with_another_driver_are_named(rig: Rig, fmpm: Fmpm) -> None:
     assert found.level is Level.WARN
     assert found.what.endswith("are refused here: old:latest (570.86.15)")
     assert 'images.gpu_drivers = ["nvidia==580.95.05"]' in found.hint
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_an_idle_gpu_in_mig_mode_is_named_on_an_nvswitch(rig: Rig, fmpm: Fmpm, tools: GpuTools) -> None:
+    gpu = rig.gpus[1]
+    tools.mig(gpu, on=True)
+    found = list(
+        nvswitch.check(
+            shared_config(rig, fmpm, f"0 {rig.gpus[0].address} 1\n1 {gpu.address} 3\n"),
+            [rig.gpus[0].address, gpu.address],
+            [gpu.address],
+        )
+    )
+    assert [one.level for one in found] == [Level.ERROR, Level.OK]
+    assert found[0].what.startswith(f"GPU {gpu.address} is in MIG mode: MIG and NVSwitch partitions")

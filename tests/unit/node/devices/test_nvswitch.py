@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from device_rig import GENERATION, Rig, machine
 from fake_fmpm import Fmpm, fake_fmpm
+from fake_gpu_tools import GpuTools, gpu_tools
 from job_devices import gpus, host, lease, prepare
 from placement_rig import MANIFEST, REQUEST
 
@@ -22,7 +23,7 @@ from vhpc_slurm.node.devices import assignment, nvswitch
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.placement.usage import NOTHING
 
-fmpm = fake_fmpm
+fmpm, tools = fake_fmpm, gpu_tools
 
 
 @pytest.fixture
@@ -178,3 +179,15 @@ def test_parts_of_gpus_and_partitions_exclude_each_other(rig: Rig) -> None:
     with pytest.raises(NodeError, match=f"the GPU map of n1 divides {two}: devices.fmpm joins whole GPUs"):
         nvswitch.check(rig.layout.config.devices, planned(rig, 0, 1), image())
     nvswitch.check(Devices(), planned(rig, 0, 1), image())
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_a_gpu_in_mig_mode_gets_no_partition(rig: Rig, fmpm: Fmpm, tools: GpuTools) -> None:
+    gpu = next(gpu for _, gpu in sorted(rig.pci.devices.items()) if gpu.vendor == 0x10DE)
+    tools.mig(gpu, on=True)
+    with pytest.raises(NodeError, match=f"GPU {gpu.address} is in MIG mode: MIG and NVSwitch partitions"):
+        prepare(rig, lease(gpus(0, 2)))
+    assert fmpm.active == []
+    teardown.clear(rig.layout, GENERATION, "n1")  # which ends the mode
+    prepare(rig, lease(gpus(0, 2)))
+    assert fmpm.active == [3]

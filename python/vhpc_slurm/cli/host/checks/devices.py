@@ -12,16 +12,17 @@ from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.node.devices import classes, gpumap, quarantine, scrub, setup
+from vhpc_slurm.node.devices import mig as migmode
 from vhpc_slurm.node.devices.preflight import VFIO, CheckInput
 from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.node.host import inventory, sysfs
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import is_allowed, of_map, places_of, pool
+from vhpc_slurm.placement.usage import fold
 from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
-GA100 = range(0x2080, 0x2100)
-"""Device ids of GPUs whose MIG mode survives each reset (NVIDIA Multi-Instance GPU User Guide): A100, A30."""
 
 
 def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
@@ -64,10 +65,11 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
         yield vfio(config.host.sysfs_root)
     if any(one.place.vendor == NVIDIA for one in whole):
         yield clearing(config)
-    lasting = [one.key for one in whole if one.place.vendor == NVIDIA and one.place.device in GA100]
-    if lasting and not config.devices.gpu_scrub:
+    lasting = [one.key for one in whole if migmode.lasts(one.place.vendor, one.place.device)]
+    if lasting and not (scrub.tool() or config.devices.gpu_scrub):
         yield mig(lasting)
-    yield from nvswitch.check(config, gpus)
+    held = fold(reservations.live(Layout(config))).devices if root else gpus
+    yield from nvswitch.check(config, gpus, [key for key in gpus if key not in held])
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
     if records:
@@ -145,7 +147,7 @@ def mig(addresses: Sequence[str]) -> CheckResult:
     return warn(
         "devices.mig",
         f"nothing checks after a job that MIG mode is off: {', '.join(addresses)}",
-        "set devices.gpu_scrub to a script with nvidia_gpu_tools.py --force-mig-off-after-reset",
+        "install NVIDIA's gpu-admin-tools, whose nvidia_gpu_tools.py ends it",
     )
 
 

@@ -10,14 +10,21 @@ from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.node.devices import gpumap, nvswitch
+from vhpc_slurm.node.devices import gpumap, mig, nvswitch
+from vhpc_slurm.node.host.attribute import Until
 
 CHECK = "devices.nvswitch"
 SHOWN = 5
 
 
-def check(config: Config, gpus: Sequence[str]) -> Iterator[CheckResult]:
-    """Results; none without ``devices.fmpm``.  ``gpus`` are the keys of the GPU map."""
+def check(config: Config, gpus: Sequence[str], idle: Sequence[str]) -> Iterator[CheckResult]:
+    """Results; none without ``devices.fmpm``.
+
+    Args:
+        config: the configuration.
+        gpus: keys of the GPU map.
+        idle: those that no job holds, as far as that is known.
+    """
     if not config.devices.fmpm or not gpus:
         return
     path = Path(config.placement.gpu_map)
@@ -47,6 +54,12 @@ def check(config: Config, gpus: Sequence[str]) -> Iterator[CheckResult]:
             "compare the modules in the map with nvidia-smi -q, and with fmpm -l",
         )
         return
+    until = Until(config.devices.timeout_s)
+    for key in idle:
+        try:
+            mig.check(config.host.sysfs_root, key, until)
+        except NodeError as err:
+            yield error(CHECK, f"{err.what}: {err.why}", err.hint)
     yield _drivers(config, len(partitions), version)
 
 
