@@ -53,6 +53,7 @@ def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
         "devices.vfs": Level.OK,
         "devices.adapters": Level.OK,
         "devices.iommu": Level.OK,
+        "devices.gpudirect": Level.OK,
         "devices.vfio": Level.OK,
         "devices.clearing": Level.WARN,
         "devices.nodes": Level.OK,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.host.checks import CheckResult, error, nvswitch, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, error, gpudirect, nvswitch, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
@@ -25,7 +25,9 @@ from vhpc_slurm.slurm.port import NodeResources
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 
 
-def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
+def check(
+    config: Config, node: str, slurm: NodeResources, *, root: bool, qemu: int = 0
+) -> Iterator[CheckResult]:
     """Results; none on a node without GPUs and virtual functions, in hardware, slurm.conf and vhpc.toml.
 
     Args:
@@ -33,6 +35,7 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
         node: this node's name.
         slurm: what slurm.conf gives the node; without GRES when Slurm did not answer.
         root: whether the quarantine can be read.
+        qemu: version of QEMU; 0 if unknown.
     """
     path = Path(config.placement.gpu_map)
     try:
@@ -59,6 +62,8 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     of_slurm = [one for one in mapped if one is not None]
     whole = [one for one in of_slurm if one.key not in types] + list(vfs)
     yield from types_offered(of_slurm, types, config)
+    cards = [one for one in whole if one.traits.indexed]
+    yield from gpudirect.check(config.host.sysfs_root, host, cards, vfs, qemu)
     if behind := [one.place for one in (*of_slurm, *vfs) if one.traits.iommu]:
         yield iommu(behind)
     if whole:
