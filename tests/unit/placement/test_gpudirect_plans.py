@@ -10,7 +10,7 @@ import pytest
 from captured import read
 from gpu_plans import gres, planned
 from placement_rig import case_of
-from real_machines import MI100, MI250X, MI300X, PORT_CAN, PORT_HAS, PORT_WANTED, give, machine
+from real_machines import A100, H100, MI100, MI250X, MI300X, PORT_CAN, PORT_HAS, PORT_WANTED, give, machine
 
 from vhpc_slurm.cli.host import planchecks
 from vhpc_slurm.config import Config
@@ -24,21 +24,25 @@ def host(tree: Path) -> HostInventory:
 
 
 @pytest.mark.parametrize(
-    ("lines", "gpu", "vf", "switches"),
-    [(MI300X, "0c:00.0", "07:00.1", 1), (MI250X, "56:00.0", "5a:00.1", 1), (MI100, "50:00.0", "45:00.1", 1)],
-    ids=["MI300X", "MI250X", "MI100"],
+    ("lines", "gpu", "vf"),
+    [
+        (MI300X, "0c:00.0", "07:00.1"),
+        (MI250X, "56:00.0", "5a:00.1"),
+        (MI100, "50:00.0", "45:00.1"),
+        (A100, "9d:00.0", "9a:00.1"),
+        (H100, "d9:00.0", "da:00.1"),
+    ],
+    ids=["MI300X", "MI250X", "MI100", "A100", "H100"],
 )
-def test_gpu_and_vf_of_a_real_node_share_a_switch(
-    tmp_path: Path, lines: str, gpu: str, vf: str, switches: int
-) -> None:
+def test_gpu_and_vf_of_a_real_node_share_a_switch(tmp_path: Path, lines: str, gpu: str, vf: str) -> None:
     """One switch is enough in the guest, however many there are above both on the host."""
     found = host(machine(tmp_path, lines).root)
-    cpus = range(4, 8) if lines is MI100 else range(4)
+    cpus = range(4, 8) if lines in (MI100, A100, H100) else range(4)
     plan = planned(found, cpus, gres((0,), 1), given=NodeDevices((f"0000:{gpu}",)), memory_mib=8192)
     (guest,) = plan.guests
     assert [one.key for one in guest.devices] == [f"0000:{gpu}", f"0000:{vf}"]
     models = [one.model.removeprefix("pcie-") for one in guest.controllers]
-    assert models.count("switch-upstream-port") == switches
+    assert models.count("switch-upstream-port") == 1
     ports = {one.index: one for one in guest.controllers}
     above = {ports[one.port].parent for one in guest.devices}
     assert [ports[index].model for index in above] == ["pcie-switch-upstream-port"]

@@ -7,7 +7,8 @@ ports of a switch are on the bus after its upstream port.
 
 Sources: MI300X, MI250X: github.com/ROCm/rccl (tools/topo_expl/models/topo_8p_940.xml, topo_16p1h.xml,
 commit 0cbce2a7), what RCCL read on such nodes; MI100: lspci of an issue of the same repository (from "ACS is
-enabled for some of PCI bridges", 2022-06-28).
+enabled for some of PCI bridges", 2022-06-28); A100 (PCI Express cards): lspci of github.com/NVIDIA/nccl,
+issue 1405; H100 (one of eight of an HGX): github.com/aliyun/SimAI, issue 128.
 """
 
 from __future__ import annotations
@@ -65,6 +66,17 @@ MI100 = """
 1 43>46>48 4a 038000 1002:738c
 1 43>4c>4e 50 038000 1002:738c
 """
+A100 = """
+1 98 9a 020000 15b3:101d
+1 98 9b 030200 10de:20b5
+1 98 9c 030200 10de:20b5
+1 98 9d 030200 10de:20b5
+1 98 9e 030200 10de:20b5
+"""
+H100 = """
+1 d7 da 020700 15b3:1021
+1 d7 d9 030200 10de:2330
+"""
 PORT_CAN = "SrcValid+ TransBlk+ ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans+"
 PORT_HAS = "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-"
 """ACSCap and ACSCtl of the bridge in that issue, as lspci prints them; the kernel sets such with an IOMMU."""
@@ -72,7 +84,8 @@ PORT_WANTED = PORT_HAS.replace("DirectTrans-", "DirectTrans+")
 """What NVIDIA's appendix on ATS and ACS asks for."""
 PORT_OPEN = PORT_HAS.replace("+", "-")
 """After setpci ECAP_ACS+6.w=0000, which guides for bare metal recommend."""
-VF_OF = {0x101B: 0x101C, 0x1021: 0x101E}
+VF_OF = {0x101B: 0x101C, 0x101D: 0x101E, 0x1021: 0x101E}
+ADAPTERS = 0x15B3
 BAR = 64 << 30
 
 
@@ -98,7 +111,7 @@ def machine(root: Path, lines: str) -> MachineTree:
             _bridge(tree, home, int(cell), bridges, next(groups))
         vendor, device = (int(word, 16) for word in ids.split(":"))
         whose = (int(kind, 16), vendor, device)
-        if kind == "020700":
+        if vendor == ADAPTERS:
             pf = Function(f"0000:{bus}:00.0", *whose, "mlx5_core", (1 << 25,), next(groups), "flr bus")
             virtual = (int(kind, 16), vendor, VF_OF[device], "", (1 << 20,), next(groups), "flr")
             tree.vfs(home, int(cell), bridges, pf, [Function(f"0000:{bus}:00.1", *virtual)])

@@ -10,6 +10,8 @@ from captured import read
 from device_rig import Rig, clear, device_rig, take
 from fake_pci_device import Device
 from real_machines import (
+    A100,
+    H100,
     MI100,
     MI250X,
     MI300X,
@@ -66,16 +68,45 @@ def test_controls_are_read_from_the_configuration_space(tmp_path: Path) -> None:
             "4e:4b 51:4b 56:5a 59:5a 0e:0b 11:0b 16:1a 19:1a cf:cc d2:cc d7:db da:db 8f:8c 92:8c 97:9b 9a:9b",
         ),
         (MI100, "4a:45 50:45"),
+        (A100, "9b:9a 9c:9a 9d:9a 9e:9a"),
+        (H100, "d9:da"),
     ],
-    ids=["MI300X", "MI250X", "MI100"],
+    ids=["MI300X", "MI250X", "MI100", "A100", "H100"],
 )
 def test_each_gpu_is_paired_with_the_adapter_of_its_switch(tmp_path: Path, lines: str, expected: str) -> None:
     """Of an MI250X node's two adapters below each outer switch the one at the inner one is nearer."""
     host = read(machine(tmp_path, lines).root)
-    gpus = [one for one in host.pci if one.vendor == 0x1002]
+    gpus = [one for one in host.pci if one.vendor in (0x1002, 0x10DE)]
     adapters = [one for one in host.pci if one.vendor == 0x15B3 and not one.physfn]
     found = {f"{pair.gpu[5:7]}:{pair.adapter[5:7]}" for pair in direct.pairs(gpus, adapters)}
     assert found == set(expected.split())
+
+
+# lspci -PP of an MI300X node in AMD's guide to Instinct systems ("Mapping NIC to GPU NUMA Node"), with the
+# adapters that its table calls adjacent: root port, bridges, device
+CHAINS = """
+00:01.1/01:00.0/02:00.0/03:00.0/04:00.0/05:00.0 00:01.1/01:00.0/02:01.0/09:00.0
+18:01.1/19:00.0/1a:04.0/29:00.0/2a:00.0/2b:00.0 18:01.1/19:00.0/1a:03.0/23:00.0
+48:01.1/49:00.0/4a:04.0/59:00.0/5a:00.0/5b:00.0 48:01.1/49:00.0/4a:03.0/53:00.0
+60:01.1/61:00.0/62:00.0/63:00.0/64:00.0/65:00.0 60:01.1/61:00.0/62:01.0/69:00.0
+78:01.1/79:00.0/7a:00.0/7b:00.0/7c:00.0/7d:00.0 78:01.1/79:00.0/7a:05.0/8f:00.0
+98:01.1/99:00.0/9a:03.0/a3:00.0/a4:00.0/a5:00.0 98:01.1/99:00.0/9a:01.0/9c:00.0
+c8:01.1/c9:00.0/ca:03.0/d3:00.0/d4:00.0/d5:00.0 c8:01.1/c9:00.0/ca:02.0/cd:00.0
+e0:01.1/e1:00.0/e2:02.0/e5:00.0/e6:00.0/e7:00.0 e0:01.1/e1:00.0/e2:04.0/f1:00.0
+"""
+
+
+def of_chain(chain: str) -> PciFunction:
+    *bridges, address = (f"0000:{part}" for part in chain.split("/"))
+    home = f"pci0000:{chain[:2]}"
+    return PciFunction(address, 0x120000, 0x1002, 0x74A1, "", 0, (), home, bridges=tuple(bridges))
+
+
+def test_adjacent_adapters_are_those_of_amds_table() -> None:
+    rows = [[of_chain(chain) for chain in line.split()] for line in CHAINS.split("\n") if line]
+    found = direct.pairs([gpu for gpu, _ in rows], [adapter for _, adapter in rows])
+    assert [(pair.gpu, pair.adapter) for pair in found] == [(gpu.address, nic.address) for gpu, nic in rows]
+    assert found[0].ports == ("0000:02:00.0", "0000:04:00.0", "0000:02:01.0")
 
 
 def test_all_ports_between_gpu_and_adapter_count(tmp_path: Path) -> None:

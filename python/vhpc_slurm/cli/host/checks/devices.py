@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.host.checks import CheckResult, error, gpudirect, nvswitch, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, error, gpudirect, gpumodels, nvswitch, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
@@ -68,8 +68,9 @@ def check(
         yield iommu(behind)
     if whole:
         yield vfio(config.host.sysfs_root)
-    if any(one.place.vendor == NVIDIA for one in whole):
-        yield clearing(config)
+    for vendor in sorted({one.place.vendor for one in cards}):
+        yield clearing(config, vendor, [one.key for one in cards if one.place.vendor == vendor])
+    yield from gpumodels.check(config.host.sysfs_root, [one.place for one in cards])
     lasting = [one.key for one in whole if migmode.lasts(one.place.vendor, one.place.device)]
     if lasting and not (scrub.tool() or config.devices.gpu_scrub):
         yield mig(lasting)
@@ -123,7 +124,7 @@ def gpu_map(
             "make gres.conf and the map list the same GPUs, line by line",
         )
     else:
-        used = {*gpus, *parents.values()}
+        used = {*gpus, *parents.values(), *(places[key].physfn for key in gpus)}
         left = [key for key in there if key not in used and not places[key].physfn]
         more = f"; not listed: {', '.join(left)}" if left else ""
         yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
@@ -209,14 +210,15 @@ def vfio(sysfs_root: str) -> CheckResult:
     return error("devices.vfio", f"the driver {VFIO} is not loaded", hint)
 
 
-def clearing(config: Config) -> CheckResult:
-    """Whether a program clears the memory of NVIDIA GPUs between guests."""
-    argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
+def clearing(config: Config, vendor: int, gpus: Sequence[str]) -> CheckResult:
+    """Whether a program clears the memory of GPUs of a vendor between guests."""
+    argv = scrub.command(config.devices, "ADDRESS", vendor)
     if not argv:
+        tool = "install NVIDIA's gpu-admin-tools, or " if vendor == NVIDIA else ""
         return warn(
             "devices.clearing",
-            "only a reset clears GPUs between jobs",
-            "install NVIDIA's gpu-admin-tools, or set devices.gpu_scrub",
+            f"only a reset clears GPUs between jobs, which need not clear their memory: {', '.join(gpus)}",
+            f"{tool}set devices.gpu_scrub",
         )
     if not Path(argv[0]).is_file():
         return error("devices.clearing", f"{argv[0]} does not exist", "see devices.gpu_scrub in vhpc.toml(5)")
