@@ -101,8 +101,8 @@ class GpuTraits(DeviceTraits):
         return key == place.address and (allowed or place.class_code >> 16 in GPU_CLASSES)
 
     def plausible(self, place: PciFunction) -> bool:
-        """Not a management controller, and not a virtual function."""
-        return place.vendor not in DISPLAY_OF_SERVERS and not place.physfn
+        """Not a management controller.  Virtual functions of AMD's and Intel's GPUs are GPUs of their own."""
+        return place.vendor not in DISPLAY_OF_SERVERS
 
 
 class VirtualFunctionTraits(DeviceTraits):

@@ -269,7 +269,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         documented(
             "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
             "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs if it "
-            "is installed, else only the reset. It can also check that MIG mode is off"
+            "is installed, else only the reset"
         ),
     ] = ()
     virtual_functions: Annotated[
@@ -287,7 +287,17 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             "no partitions are activated"
         ),
     ] = ()
-    scrub_timeout_s: Annotated[int, documented("deadline of that command", ge=1, le=3600)] = 120
+    fabric_manager: Annotated[
+        tuple[str, ...],
+        documented(
+            "command that prints the version of the Fabric Manager of devices.fmpm, with an absolute path; "
+            '["/bin/echo", "580.95.05"] for one in a service VM. Guests need NVIDIA\'s driver of exactly '
+            "this version. Empty: nv-fabricmanager --version, if the node has it"
+        ),
+    ] = ()
+    scrub_timeout_s: Annotated[
+        int, documented("deadline of devices.gpu_scrub, and of ending MIG mode before", ge=1, le=3600)
+    ] = 120
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

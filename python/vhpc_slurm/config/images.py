@@ -9,8 +9,8 @@ import msgspec
 
 from vhpc_slurm.config.setting import documented
 
-REQUIREMENT = r"^(?:([A-Za-z0-9_.-]+):)?([A-Za-z0-9_-]+)(?:>=([0-9]+(?:\.[0-9]+)*))?$"
-"""``[TYPE:]MODULE[>=VERSION]``: the form of items of ``gpu_drivers``."""
+REQUIREMENT = r"^(?:([A-Za-z0-9_.-]+):)?([A-Za-z0-9_-]+)(?:(>=|==)([0-9]+(?:\.[0-9]+)*))?$"
+"""``[TYPE:]MODULE[>=VERSION|==VERSION]``: the form of items of ``gpu_drivers``."""
 
 
 class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,9 +41,9 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     gpu_drivers: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=REQUIREMENT)], ...],
         documented(
-            "drivers that images need for jobs with GPUs: MODULE, MODULE>=VERSION, and TYPE: before it for "
-            'GPUs of a type of Slurm\'s generic resource, like "nvidia>=535" or "mi300:amdgpu". One of '
-            "those for a GPU suffices; a GPU without any is given to every image"
+            "drivers that images need for jobs with GPUs: MODULE, MODULE>=VERSION or MODULE==VERSION; before "
+            'it TYPE: for GPUs of a type of Slurm\'s generic resource, like "nvidia>=535" or "mi300:amdgpu". '
+            "One of those for a GPU suffices; a GPU without any is given to every image"
         ),
     ] = ()
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"

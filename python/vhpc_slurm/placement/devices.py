@@ -14,7 +14,8 @@ from vhpc_slurm.placement.split import share
 from vhpc_slurm.placement.usage import Usage
 from vhpc_slurm.record import Record
 
-SAME_SWITCH, OTHER_SWITCH, SAME_COMPLEX, SAME_CELL = range(4)
+SAME_COMPLEX, SAME_CELL = range(2)
+"""Distances of devices that share no switch; those that share one are below, those of cells above."""
 NOWHERE_NEAR = 1 << 16
 
 
@@ -308,12 +309,12 @@ class _Near:
         served = {vf.place.root_complex for vf in vfs}
         return [gpu for gpu in gpus if gpu.place.root_complex not in served][:1]
 
-    def _apart(self, one: PciFunction, other: PciFunction) -> int:
-        if one.root_complex and one.root_complex == other.root_complex:
-            if one.switches and one.switches == other.switches:
-                return SAME_SWITCH
-            return OTHER_SWITCH if {*one.switches} & {*other.switches} else SAME_COMPLEX
-        return self.cell(one, {other.cell})
+    def _apart(self, adapter: PciFunction, gpu: PciFunction) -> int:
+        if not adapter.root_complex or adapter.root_complex != gpu.root_complex:
+            return self.cell(adapter, {gpu.cell})
+        # some GPUs have a switch of their own, others share several with an adapter
+        shared = len({*adapter.switches} & {*gpu.switches})
+        return SAME_COMPLEX - 2 * shared + (0 < shared < len(adapter.switches))
 
 
 def _deal(cells: Sequence[set[int]], gpus: Sequence[HostDevice], near: _Near) -> list[list[HostDevice]]:

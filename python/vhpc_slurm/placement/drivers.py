@@ -18,14 +18,15 @@ class Driver:
     gpu_type: str
     module: str
     version: str
+    exact: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Driver:
         """Parse an item of ``images.gpu_drivers``; ValueError if it has another form."""
         match = re.match(REQUIREMENT, text, re.ASCII)
         if match is None:
-            raise ValueError(f"{text!r} is not [TYPE:]MODULE[>=VERSION]")
-        return cls(match[1] or "", match[2], match[3] or "")
+            raise ValueError(f"{text!r} is not [TYPE:]MODULE[>=VERSION|==VERSION]")
+        return cls(match[1] or "", match[2], match[4] or "", match[3] == "==")
 
     def is_in(self, image: ImageIdentity) -> bool:
         """Whether the image has this driver; one of unknown version is older than any."""
@@ -33,10 +34,13 @@ class Driver:
         if self.module not in manifest.drivers:
             return False
         found = dict(manifest.driver_versions).get(self.module, "")
+        if self.exact:
+            return found == self.version
         return not self.version or _number(found) >= _number(self.version)
 
     def __str__(self) -> str:
-        return f"{self.module} >= {self.version}" if self.version else self.module
+        sign = "==" if self.exact else ">="
+        return f"{self.module} {sign} {self.version}" if self.version else self.module
 
 
 def missing(allocation: Allocation, image: ImageIdentity, gres: str, required: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ It has the table of an HGX H100 with eight GPUs as NVIDIA's Fabric Manager User
 Guide lists it (one partition of eight, two of four, four of two, eight of
 one), prints the JSON that fmpm -l prints where the Fabric Manager has not the
 GPUs (no PCI addresses), and refuses as the guide says: a partition is not
-activated while one that shares a GPU with it is.
+activated while one that shares a GPU with it is.  ``manager`` is nv-fabricmanager, of
+which only --version is there, as public logs show it (535.161.08).
 """
 
 from __future__ import annotations
@@ -54,10 +55,18 @@ json.dump(state | {{"active": sorted(active)}}, open({state!r}, "w"))
 """
 
 
+VERSION = """#!{python} -IS
+import json, sys
+assert sys.argv[1:] == ["--version"]
+print("\\n\\n\\tFabric Manager version is : " + json.load(open({state!r}))["version"] + "\\n")
+"""
+
+
 @dataclass
 class Fmpm:
     script: Path
     state: Path
+    manager: Path
 
     def set(self, **changes: object) -> None:
         self.state.write_text(json.dumps(json.loads(self.state.read_text()) | changes))
@@ -69,8 +78,9 @@ class Fmpm:
 
 @pytest.fixture(name="fmpm")
 def fake_fmpm(tmp_path: Path) -> Fmpm:
-    found = Fmpm(tmp_path / "fmpm", tmp_path / "fmpm.json")
-    found.state.write_text(json.dumps({"table": TABLE, "active": []}))
-    found.script.write_text(SCRIPT.format(python=os.path.realpath(sys.executable), state=str(found.state)))
-    found.script.chmod(0o755)
+    found = Fmpm(tmp_path / "fmpm", tmp_path / "fmpm.json", tmp_path / "nv-fabricmanager")
+    found.state.write_text(json.dumps({"table": TABLE, "active": [], "version": "580.95.05"}))
+    for path, text in ((found.script, SCRIPT), (found.manager, VERSION)):
+        path.write_text(text.format(python=os.path.realpath(sys.executable), state=str(found.state)))
+        path.chmod(0o755)
     return found

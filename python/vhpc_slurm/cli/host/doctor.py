@@ -129,6 +129,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
+    from vhpc_slurm.cli.host import qemu
     from vhpc_slurm.cli.host.checks import (
         devices,
         disks,
@@ -153,7 +154,7 @@ def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Itera
     if root:
         yield from policy.on_node(config)
         yield from checkpoint.on_node(config, own)
-    yield from devices.check(config, node, own, root=root)
+    yield from devices.check(config, node, own, root=root, qemu=qemu.version(config))
     yield from network.check(config, node, root=root)
     yield from nat.check(config, root=root)
     yield from site.check(config, node, root=root)

@@ -60,6 +60,35 @@ VENDORS = {
     0x1DD8: "Pensando",
     0x8086: "Intel",
 }
+GPU_VENDORS = frozenset((0x1002, 0x10DE, 0x8086))
+GPU_KINDS = frozenset((0x0380, 0x1200))
+"""Classes of GPUs without a display: AMD's are display controllers until MI250X, then accelerators."""
+MODELS = {
+    (0x1002, 0x738C): "MI100",
+    (0x1002, 0x7408): "MI250X",
+    (0x1002, 0x740C): "MI250X",
+    (0x1002, 0x740F): "MI210",
+    (0x1002, 0x74A0): "MI300A",
+    (0x1002, 0x74A1): "MI300X",
+    (0x1002, 0x74A2): "MI308X",
+    (0x1002, 0x74A5): "MI325X",
+    (0x1002, 0x74B5): "MI300X",
+    (0x1002, 0x75A0): "MI350X",
+    (0x1002, 0x75A3): "MI355X",
+    (0x8086, 0x0B69): "Max 1450",
+    (0x8086, 0x0BD5): "Max 1550",
+    (0x8086, 0x0BD6): "Max 1550",
+    (0x8086, 0x0BD7): "Max 1350",
+    (0x8086, 0x0BD9): "Max 1100",
+    (0x8086, 0x0BDA): "Max 1100",
+    (0x8086, 0x0BDB): "Max 1100",
+    (0x8086, 0x56C0): "Flex 170",
+    (0x8086, 0x56C1): "Flex 140",
+}
+"""Data-centre GPUs of AMD and Intel, by their ids; 74b5 is a virtual function.
+
+Sources: pci.ids, AMD's guide to Instinct systems, Intel's resource drivers for Kubernetes.
+"""
 DULL = frozenset((0x05, 0x06, 0x08, 0x11))
 """Base classes of the platform's own functions; a bridge is shown only if a shown function is below."""
 DULL_CLASSES = frozenset((0x0C05, 0x0780, 0x0B00))
@@ -143,13 +172,15 @@ def arrange(host: HostInventory) -> HostView:
 
 def kind(function: PciFunction) -> str:
     """The kind of function, in one or two words."""
+    if function.vendor in GPU_VENDORS and function.class_code >> 8 in GPU_KINDS:
+        return "GPU"
     return CLASSES.get(function.class_code >> 8, f"class {function.class_code >> 8:04x}")
 
 
 def maker(function: PciFunction) -> str:
-    """Vendor's name, if it is a common one, with both ids."""
-    name = VENDORS.get(function.vendor, "")
-    return f"{name} {function.vendor:04x}:{function.device:04x}".strip()
+    """Vendor's name, if it is a common one, and the model of some GPUs, with both ids."""
+    names = (VENDORS.get(function.vendor, ""), MODELS.get((function.vendor, function.device), ""))
+    return " ".join([*filter(None, names), f"{function.vendor:04x}:{function.device:04x}"])
 
 
 def short(address: str) -> str:

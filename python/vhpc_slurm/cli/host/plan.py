@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ import typer
 
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.cli import context, leases, options, output
-from vhpc_slurm.cli.host import planview
+from vhpc_slurm.cli.host import planchecks, planview
 from vhpc_slurm.cli.host.planview import NO_JOB
 from vhpc_slurm.cli.jobs import environment
 from vhpc_slurm.cli.options import Json, ThisNode
@@ -244,7 +244,7 @@ def show(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """
     result = node_plan.make(Layout(config), case)
     if isinstance(result, NodePlan):
-        result = _within_qemus_limit(config, case, result)
+        result = planchecks.checked(config, case, result)
     if isinstance(result, Refusal):
         planview.refusal(case, result, as_json=as_json)
         raise result.error()
@@ -260,24 +260,6 @@ def show(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     else:
         planview.show(case, result, _accelerator(config, case), config.guests.libvirt_uri)
     return 0
-
-
-def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
-    """The plan, or a refusal if QEMU does not support so many vCPUs; libvirt is asked for large guests."""
-    from vhpc_slurm.domain import iommu
-    from vhpc_slurm.node.guest import libvirtd, refusal
-
-    if all(len(one.pins) <= iommu.ALL_CPUS for one in found.guests):
-        return found
-    try:
-        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
-            refusal.check_vcpus(hypervisor, found.guests, case.host, config.guests.emulator)
-    except UserError as err:
-        return Refusal((err,))
-    except VhpcError as err:
-        note = f"QEMU's maximum number of vCPUs was not checked: {err.line()}"
-        return replace(found, notes=(*found.notes, note))
-    return found
 
 
 def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from vhpc_slurm.model import HostInventory, Lease, NodePlan, Share
 from vhpc_slurm.node import plan
 from vhpc_slurm.node.boot.state import Boot
-from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.devices import assignment, gpumap, mig
 from vhpc_slurm.node.devices.device_class import HostState
 from vhpc_slurm.node.devices.nvswitch import Fmpm
+from vhpc_slurm.node.host import attribute
 from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.resource.device import AssignedDevice
 from vhpc_slurm.node.resource.nvswitch import NvSwitch
@@ -87,6 +88,10 @@ def take_devices(work: Boot) -> NodePlan:
             plan_ = reserve(layout, lease, work.host, plan_.shares, work.journal, avoid)
     config = layout.config
     if config.devices.fmpm:
+        until = attribute.Until(config.devices.timeout_s)
+        for device in wanted:
+            if device.traits.nvswitch:
+                mig.check(config.host.sysfs_root, device.key, until)
         modules = gpumap.modules(Path(config.placement.gpu_map))
         NvSwitch().take(Fmpm(config.devices), work.journal, plan_, modules)
     return plan_

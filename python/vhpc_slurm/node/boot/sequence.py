@@ -14,6 +14,7 @@ from dataclasses import replace
 from vhpc_slurm.model import RunningNode
 from vhpc_slurm.node.boot import agent, diagnose, permission, reserve, resumption, start
 from vhpc_slurm.node.boot.state import Boot, Common, Started
+from vhpc_slurm.node.devices import nvswitch
 from vhpc_slurm.node.guest import refusal
 from vhpc_slurm.node.resource.job_network import JobNetwork
 from vhpc_slurm.node.resource.memory import Memory
@@ -35,6 +36,7 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
         Stopped: the journal was closed for this job, which has ended.
     """
     refusal.check_vcpus(work.hypervisor, work.plan.guests, work.host, work.layout.config.guests.emulator)
+    nvswitch.check(work.layout.config.devices, work.plan, work.image)
     if (resume := work.lease.resume) is not None:
         resumption.check(work, resume)
     work = replace(work, image=(yield from permission.check(work)))

@@ -5,23 +5,40 @@ With the shared NVSwitch model the Fabric Manager, on the host or in a service
 VM, has a fixed list of partitions.  The one with exactly a guest's GPUs is
 activated before the guest starts, and deactivated when it is gone.
 
+The driver in a guest must have exactly the version of the Fabric Manager.
+
 Sources: NVIDIA Fabric Manager User Guide, Shared NVSwitch Virtualization Model; fmpm of
-github.com/NVIDIA/Fabric-Manager-Client (``-l`` lists as JSON, ``-a`` activates, ``-d`` deactivates).
+github.com/NVIDIA/Fabric-Manager-Client (``-l`` lists as JSON, ``-a`` activates, ``-d`` deactivates);
+``nv-fabricmanager --version`` prints "Fabric Manager version is : 580.95.05".
 GPUs are identified there by their module (``physicalId``): a Fabric Manager that does not have
 the GPUs does not know their PCI addresses.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, UserError
+from vhpc_slurm.model import ImageIdentity, NodePlan
 from vhpc_slurm.record import Record
+
+PROGRAM = "nv-fabricmanager"
+MODULE = "nvidia"
+"""The kernel module of NVIDIA's driver."""
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+DIVIDED = (
+    "devices.fmpm joins whole GPUs by NVSwitch partitions: a Fabric Manager has one mode, and another one "
+    "for parts of GPUs (mdev=, vgpu=)",
+    "remove these lines of the map, or devices.fmpm",
+)
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)+", re.ASCII)
 
 
 class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
@@ -90,23 +107,70 @@ class Fmpm:
         self._run("-d", str(number))
 
     def _run(self, *args: str) -> bytes:
-        what = " ".join((*self.argv, *args))
-        try:
-            done = subprocess.run(
-                [*self.argv, *args],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=self.timeout_s,
-                check=False,
-                cwd="/",
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
-            )
-        except (OSError, subprocess.TimeoutExpired) as err:
-            raise NodeError(f"{what} failed", str(err), "is the Fabric Manager running?") from err
-        if done.returncode:
-            words = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
-            raise NodeError(f"{what} failed", words or f"status {done.returncode}", "see fabricmanager.log")
-        return done.stdout
+        return _output((*self.argv, *args), self.timeout_s)
+
+
+def version(config: Devices) -> str:
+    """The version of the Fabric Manager; empty if it is not configured, and none is installed here.
+
+    Raises:
+        NodeError: the command failed, or printed no version.
+    """
+    argv = config.fabric_manager
+    if not argv:
+        found = shutil.which(PROGRAM, path=_PATH)
+        if found is None:
+            return ""
+        argv = (found, "--version")
+    said = _output(argv, config.timeout_s)
+    numbers = _VERSION.search(said.decode(errors="replace"))
+    if numbers is None:
+        raise NodeError(f"{' '.join(argv)} printed no version", repr(said[:80]), "see devices.fabric_manager")
+    return numbers[0]
+
+
+def check(config: Devices, plan: NodePlan, image: ImageIdentity) -> None:
+    """Check that the guests of a plan work on an NVSwitch that is shared between jobs.
+
+    An image without NVIDIA's driver, or with one of unknown version, is not judged.
+
+    Raises:
+        UserError: the image has another version of the driver than the Fabric Manager.
+        NodeError: a guest has a part of a GPU, or the version cannot be read.
+    """
+    devices = [device for guest in plan.guests for device in guest.devices if device.traits.indexed]
+    if not config.fmpm or not devices:
+        return
+    parts = [device.function for device in devices if not device.traits.nvswitch]
+    if parts:
+        raise NodeError(f"the GPU map of {plan.node} divides {', '.join(dict.fromkeys(parts))}", *DIVIDED)
+    has, needs = dict(image.manifest.driver_versions).get(MODULE, ""), version(config)
+    if has and needs and has != needs:
+        raise UserError(
+            f"image {image.ref} has NVIDIA's driver {has}",
+            f"the Fabric Manager of {plan.node} has version {needs}, and GPUs there need this driver",
+            "choose another image, see: vhpc image show",
+        )
+
+
+def _output(argv: Sequence[str], timeout_s: float) -> bytes:
+    what = " ".join(argv)
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            cwd="/",
+            env={"PATH": _PATH, "LC_ALL": "C.UTF-8"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise NodeError(f"{what} failed", str(err), "is the Fabric Manager running?") from err
+    if done.returncode:
+        words = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
+        raise NodeError(f"{what} failed", words or f"status {done.returncode}", "see fabricmanager.log")
+    return done.stdout
 
 
 def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], node: str) -> NvSwitchPartition:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
 from vhpc_slurm.device import GpuTraits, PassthroughDevice, VfIdentity, VirtualFunctionTraits
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PCI_ADDRESS
-from vhpc_slurm.node.devices import aer, preflight, scrub, vf, vf_drivers, vfio
+from vhpc_slurm.node.devices import aer, mig, preflight, scrub, vf, vf_drivers, vfio
 from vhpc_slurm.node.devices.device_class import DeviceClass, HostState, NotCleanError, State, check_closed
 from vhpc_slurm.node.devices.preflight import VFIO, Before, CheckInput, NotAllowedError, device_path
 from vhpc_slurm.node.host import attribute, sysfs
@@ -86,10 +87,14 @@ class Gpu(PciFunctionClass):
     traits = GpuTraits()
 
     def reset(self, layout: Layout, key: str, timeout_s: float | attribute.Until) -> None:
-        """Also clear the memory."""
-        super().reset(layout, key, timeout_s)
-        vendor = sysfs.text_or_empty(f"{device_path(layout.config.host.sysfs_root, key)}/vendor")
-        scrub.scrub(layout.config.devices, key, int(vendor, 16))
+        """Also end MIG mode, and clear the memory."""
+        root, config = layout.config.host.sysfs_root, layout.config.devices
+        reset = partial(super().reset, layout, key, timeout_s)
+        reset()
+        until = attribute.Until(config.scrub_timeout_s)
+        mig.end(root, key, until, reset)
+        vendor = sysfs.text_or_empty(f"{device_path(root, key)}/vendor")
+        scrub.scrub(config, key, int(vendor, 16), until)
 
     def lane(self, key: str) -> str:
         """The bus: a bus reset affects all functions on it."""

@@ -20,7 +20,8 @@ from msgspec import field
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.devices import aer
-from vhpc_slurm.node.host import attribute, sysfs
+from vhpc_slurm.node.host import attribute, pcie, sysfs
+from vhpc_slurm.node.host.pcie import config_space
 from vhpc_slurm.record import Record
 
 VFIO = "vfio-pci"
@@ -71,6 +72,10 @@ class SharedGroupError(DeviceError):
     """Another function of its IOMMU group belongs to a guest of another job."""
 
 
+class NotIsolatedError(DeviceError):
+    """A port of a switch above the function lets it reach other devices without the IOMMU."""
+
+
 class NoResetError(DeviceError):
     """The function has no reset method that the site trusts."""
 
@@ -95,7 +100,7 @@ class NoVfioError(DeviceError):
     """The kernel has no vfio-pci."""
 
 
-NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
+NODE_WIDE = (NotAllowedError, IommuOffError, NotIsolatedError, NoVfioError)
 """The cause affects all functions of this kind on the node."""
 
 PASSING = (SharedGroupError, InUseError)
@@ -243,7 +248,7 @@ def check_group(case: CheckInput, path: str, address: str) -> int:
     """Check that no other holder has a function of its IOMMU group, and return the group.
 
     Raises:
-        IommuOffError, SharedGroupError, NotViableError: a guest may not get it now.
+        IommuOffError, SharedGroupError, NotViableError, NotIsolatedError: a guest may not get it now.
     """
     group = sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
     if not group.isdecimal():
@@ -273,6 +278,12 @@ def check_group(case: CheckInput, path: str, address: str) -> int:
             raise kind(
                 f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, hint
             )
+    if open_ports := pcie.unguarded(case.root, address):
+        raise NotIsolatedError(
+            f"device {address} is not isolated: ACS of {', '.join(open_ports)} is off",
+            "it could reach devices of other jobs below the same switch without the IOMMU",
+            "remove what turns ACS off (setpci ... ECAP_ACS), and reboot the node",
+        )
     return int(group)
 
 
@@ -356,17 +367,3 @@ def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
                 rest = target.removeprefix(node)
                 if target == node or (not node[-1].isdigit() and rest != target and rest.isdigit()):
                     yield int(entry.name), sysfs.text_or_empty(f"{entry.path}/comm"), target
-
-
-def config_space(path: str, offset: int, size: int) -> bytes:
-    """Bytes of a function's configuration space; empty if it cannot be read."""
-    try:
-        fd = os.open(f"{path}/config", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.pread(fd, size, offset)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.devices.device_class import NotCleanError
-from vhpc_slurm.node.devices.preflight import COMMAND, VFIO, Before, bound_to, config_space, device_path
+from vhpc_slurm.node.devices.preflight import COMMAND, VFIO, Before, bound_to, device_path
 from vhpc_slurm.node.host import attribute, sysfs
+from vhpc_slurm.node.host.pcie import config_space
 
 BUS_MASTER = 0x4
 KMSG = Path("/dev/kmsg")

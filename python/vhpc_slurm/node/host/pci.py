@@ -63,7 +63,7 @@ def _function(
     try:
         entries = set(sysfs.listing(path))
         identity = _identity(path)
-        root_complex, bridges = _place(sysfs.link(path))
+        root_complex, bridges = place(sysfs.link(path))
     except (OSError, ValueError):
         return None  # gone, or not readable
 
@@ -128,7 +128,7 @@ def _named(path: str, entries: set[str]) -> list[str]:
     return found
 
 
-def _place(target: str) -> tuple[str, tuple[str, ...]]:
+def place(target: str) -> tuple[str, tuple[str, ...]]:
     """Root complex and bridges, from the target of the link in ``/sys/bus/pci/devices``.
 
     A VMD controller is a PCI function with its own root complex below it: the

@@ -6,16 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
+from fake_fmpm import Fmpm, fake_fmpm
+from fake_gpu_tools import GpuTools, gpu_tools
 from fake_mdev import LARGE, TYPE, FakeMdev, FakeVgpus
+from site_catalog import publish
 
-from vhpc_slurm.cli.host.checks import CheckResult, Level, devices
+from vhpc_slurm.cli.host.checks import CheckResult, Level, devices, nvswitch
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.node.devices import quarantine, setup
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.hosts import parse_node_resources
 from vhpc_slurm.slurm.port import NodeResources
 
+fmpm, tools = fake_fmpm, gpu_tools
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 
 
@@ -45,6 +53,7 @@ def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
         "devices.vfs": Level.OK,
         "devices.adapters": Level.OK,
         "devices.iommu": Level.OK,
+        "devices.gpudirect": Level.OK,
         "devices.vfio": Level.OK,
         "devices.clearing": Level.WARN,
         "devices.nodes": Level.OK,
@@ -159,6 +168,69 @@ def test_a_gpu_whose_mig_mode_lasts_is_named(rig: Rig) -> None:
     assert "devices.mig" not in findings(rig)
 
 
-def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:
-    with machine(tmp_path, gpus=0, vfs=0) as rig:
-        assert findings(rig, "NodeName=n1 Gres=(null)") == {}
+def test_the_tool_that_ends_mig_mode_is_enough(rig: Rig, tools: GpuTools) -> None:
+    rig.gpus[1].folder.entries["device"] = fixed("0x20b5\n")
+    found = findings(rig)
+    assert "devices.mig" not in found
+    assert found["devices.clearing"].level is Level.OK
+
+
+def shared_config(rig: Rig, fmpm: Fmpm, lines: str, version: str = "580.95.05") -> Config:
+    (rig.root / "gpu.map").write_text(lines)
+    rig.with_devices(fmpm=(str(fmpm.script),), fabric_manager=("/bin/echo", version) if version else ())
+    catalog = Images(catalog=str(rig.root / "catalog"))
+    rig.layout = Layout(msgspec.structs.replace(rig.layout.config, images=catalog))
+    return rig.layout.config
+
+
+def shared(rig: Rig, fmpm: Fmpm, lines: str, version: str = "") -> CheckResult:
+    """Finding of doctor about a node with NVSwitch partitions; a line is a GPU's index and what follows."""
+    names = {f"gpu{index}": gpu.address for index, gpu in enumerate(rig.gpus)}
+    shared_config(rig, fmpm, lines.format(**names), version)
+    return findings(rig, "NodeName=n1 Gres=gpu:2,ibvf:4")["devices.nvswitch"]
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_nvswitch_partitions_that_cannot_work_are_named(
+    rig: Rig, fmpm: Fmpm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)  # a node without nv-fabricmanager
+    right = "0 {gpu0} 1\n1 {gpu1} 3\n"
+    for lines, says in (
+        ("0 {gpu0} 1\n1 {gpu1} mdev=nvidia-474\n", "has 1 parts of GPUs: devices.fmpm joins whole GPUs"),
+        ("0 {gpu0} 1\n1 {gpu1}\n", f"has no module for {rig.gpus[1].address}"),
+        ("0 {gpu0} 1\n1 {gpu1} 9\n", f"no NVSwitch partition has {rig.gpus[1].address} (module 9)"),
+    ):
+        found = shared(rig, fmpm, lines)
+        assert (found.level, says in found.what) == (Level.ERROR, True), found
+    found = shared(rig, fmpm, right)
+    assert (found.level, "the version of the Fabric Manager is unknown" in found.what) == (Level.WARN, True)
+    found = shared(rig, fmpm, right, "580.95.05")
+    assert (found.level, found.what) == (Level.OK, "15 NVSwitch partitions, Fabric Manager 580.95.05")
+    fmpm.set(down=True)
+    assert shared(rig, fmpm, right, "580.95.05").what.endswith("cannot connect to the Fabric Manager")
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_images_with_another_driver_are_named(rig: Rig, fmpm: Fmpm) -> None:
+    for name, driver in (("old", "570.86.15"), ("new", "580.95.05"), ("unknown", "")):
+        publish(rig.root / "catalog", name, name.encode(), drivers={"nvidia": driver})
+    found = shared(rig, fmpm, "0 {gpu0} 1\n1 {gpu1} 3\n", "580.95.05")
+    assert found.level is Level.WARN
+    assert found.what.endswith("are refused here: old:latest (570.86.15)")
+    assert 'images.gpu_drivers = ["nvidia==580.95.05"]' in found.hint
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_an_idle_gpu_in_mig_mode_is_named_on_an_nvswitch(rig: Rig, fmpm: Fmpm, tools: GpuTools) -> None:
+    gpu = rig.gpus[1]
+    tools.mig(gpu, on=True)
+    found = list(
+        nvswitch.check(
+            shared_config(rig, fmpm, f"0 {rig.gpus[0].address} 1\n1 {gpu.address} 3\n"),
+            [rig.gpus[0].address, gpu.address],
+            [gpu.address],
+        )
+    )
+    assert [one.level for one in found] == [Level.ERROR, Level.OK]
+    assert found[0].what.startswith(f"GPU {gpu.address} is in MIG mode: MIG and NVSwitch partitions")

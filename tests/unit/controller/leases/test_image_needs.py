@@ -78,6 +78,15 @@ def test_an_image_without_a_driver_for_the_gpus_is_refused(kind: str, has: dict[
     assert drivers.missing(job, image, "accelerator", GPU_DRIVERS) == "", "the site has another name for GPUs"
 
 
+@pytest.mark.promise("devices.nvswitch-driver")
+@pytest.mark.parametrize("has", ["580.95.05", "580.95", "580.95.050", "580.95.06", "590.48.01"])
+def test_an_exact_version_of_a_driver_can_be_required(has: str) -> None:
+    job = Allocation((NodeAllocation("n1", (0,), 2048, (GresAllocation("gpu", "b200", 1, (0,)),)),))
+    line = drivers.missing(job, with_drivers({"nvidia": has}), "gpu", ("b200:nvidia==580.95.05",))
+    assert (line == "") == (has == "580.95.05")
+    assert line == "" or f"it needs nvidia == 580.95.05 and has nvidia {has}" in line
+
+
 def with_drivers(has: dict[str, str]) -> ImageIdentity:
     image = identity()
     versions = tuple((name, version) for name, version in has.items() if version)
@@ -89,7 +98,9 @@ def test_a_job_without_gpus_needs_no_driver() -> None:
     assert drivers.missing(job, with_drivers({}), "gpu", GPU_DRIVERS) == ""
 
 
-@pytest.mark.parametrize("text", ["", "nvidia>=", ">=5", "a b", "nvidia>5", "x:y:z", "nvidia>=5."])
+@pytest.mark.parametrize(
+    "text", ["", "nvidia>=", ">=5", "a b", "nvidia>5", "x:y:z", "nvidia>=5.", "nvidia=5"]
+)
 def test_a_requirement_of_another_form_is_a_wrong_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "vhpc.toml"
     file.write_text(f'[images]\ngpu_drivers = ["nvidia", "{text}"]\n')

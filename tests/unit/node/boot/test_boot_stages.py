@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from boot_rig import NODE, SHARES, Agent, BootRig, StillHelpers, boot_layout, connect, prepared, run
 from domain_cases import DEVICES
 from stepd import needs_root
 
 from vhpc_slurm.cli.host import plan as cli_plan
+from vhpc_slurm.config import Devices
 from vhpc_slurm.device import NodeDevices
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import RunningGuest
@@ -113,6 +115,22 @@ def test_guests_start_by_the_plan_whose_devices_were_bound(
     node = run(rig)
     assert (node.plan, [one.plan for one in node.guests]) == (bound, [guest])
     assert "<hostdev" not in rig.hypervisor.domains[0]
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+def test_a_wrong_driver_is_refused_before_the_image_is_copied(rig: BootRig) -> None:
+    """The node's Fabric Manager has another version."""
+    devices = Devices(fmpm=("/nowhere",), fabric_manager=("/bin/echo", "580.95.05"))
+    work, (guest,) = rig.work, rig.work.plan.guests
+    manifest = replace(work.image.manifest, driver_versions=(("nvidia", "570.86.15"),))
+    rig.change(
+        layout=Layout(msgspec.structs.replace(work.layout.config, devices=devices)),
+        plan=replace(work.plan, guests=(replace(guest, devices=DEVICES.devices[:1]),)),
+        image=replace(work.image, manifest=manifest),
+    )
+    with pytest.raises(UserError, match=r"has NVIDIA's driver 570\.86\.15: the Fabric Manager of n1 has"):
+        run(rig)
+    assert work.recorder.timeline().stages == ()
 
 
 # --- what is announced ------------------------------------------------------------------

@@ -6,25 +6,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, error, gpudirect, gpumodels, nvswitch, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.device import NVIDIA, HostDevice, NodeDevices, classify
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.node.devices import classes, gpumap, quarantine, scrub, setup
+from vhpc_slurm.node.devices import mig as migmode
 from vhpc_slurm.node.devices.preflight import VFIO, CheckInput
 from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.node.host import inventory, sysfs
+from vhpc_slurm.node.resource import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import is_allowed, of_map, places_of, pool
+from vhpc_slurm.placement.usage import fold
 from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
-GA100 = range(0x2080, 0x2100)
-"""Device ids of GPUs whose MIG mode survives each reset (NVIDIA Multi-Instance GPU User Guide): A100, A30."""
 
 
-def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
+def check(
+    config: Config, node: str, slurm: NodeResources, *, root: bool, qemu: int = 0
+) -> Iterator[CheckResult]:
     """Results; none on a node without GPUs and virtual functions, in hardware, slurm.conf and vhpc.toml.
 
     Args:
@@ -32,6 +35,7 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
         node: this node's name.
         slurm: what slurm.conf gives the node; without GRES when Slurm did not answer.
         root: whether the quarantine can be read.
+        qemu: version of QEMU; 0 if unknown.
     """
     path = Path(config.placement.gpu_map)
     try:
@@ -58,15 +62,20 @@ def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Ite
     of_slurm = [one for one in mapped if one is not None]
     whole = [one for one in of_slurm if one.key not in types] + list(vfs)
     yield from types_offered(of_slurm, types, config)
+    cards = [one for one in whole if one.traits.indexed]
+    yield from gpudirect.check(config.host.sysfs_root, host, cards, vfs, qemu)
     if behind := [one.place for one in (*of_slurm, *vfs) if one.traits.iommu]:
         yield iommu(behind)
     if whole:
         yield vfio(config.host.sysfs_root)
-    if any(one.place.vendor == NVIDIA for one in whole):
-        yield clearing(config)
-    lasting = [one.key for one in whole if one.place.vendor == NVIDIA and one.place.device in GA100]
-    if lasting and not config.devices.gpu_scrub:
+    for vendor in sorted({one.place.vendor for one in cards}):
+        yield clearing(config, vendor, [one.key for one in cards if one.place.vendor == vendor])
+    yield from gpumodels.check(config.host.sysfs_root, [one.place for one in cards])
+    lasting = [one.key for one in whole if migmode.lasts(one.place.vendor, one.place.device)]
+    if lasting and not (scrub.tool() or config.devices.gpu_scrub):
         yield mig(lasting)
+    held = fold(reservations.live(Layout(config))).devices if root else gpus
+    yield from nvswitch.check(config, gpus, [key for key in gpus if key not in held])
     if gpus:
         yield nodes(gpus, setup.GPU_NODES)
     if records:
@@ -115,7 +124,7 @@ def gpu_map(
             "make gres.conf and the map list the same GPUs, line by line",
         )
     else:
-        used = {*gpus, *parents.values()}
+        used = {*gpus, *parents.values(), *(places[key].physfn for key in gpus)}
         left = [key for key in there if key not in used and not places[key].physfn]
         more = f"; not listed: {', '.join(left)}" if left else ""
         yield ok("devices.map", f"{path} lists {len(gpus)} GPUs" + more)
@@ -144,7 +153,7 @@ def mig(addresses: Sequence[str]) -> CheckResult:
     return warn(
         "devices.mig",
         f"nothing checks after a job that MIG mode is off: {', '.join(addresses)}",
-        "set devices.gpu_scrub to a script with nvidia_gpu_tools.py --force-mig-off-after-reset",
+        "install NVIDIA's gpu-admin-tools, whose nvidia_gpu_tools.py ends it",
     )
 
 
@@ -201,14 +210,15 @@ def vfio(sysfs_root: str) -> CheckResult:
     return error("devices.vfio", f"the driver {VFIO} is not loaded", hint)
 
 
-def clearing(config: Config) -> CheckResult:
-    """Whether a program clears the memory of NVIDIA GPUs between guests."""
-    argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
+def clearing(config: Config, vendor: int, gpus: Sequence[str]) -> CheckResult:
+    """Whether a program clears the memory of GPUs of a vendor between guests."""
+    argv = scrub.command(config.devices, "ADDRESS", vendor)
     if not argv:
+        tool = "install NVIDIA's gpu-admin-tools, or " if vendor == NVIDIA else ""
         return warn(
             "devices.clearing",
-            "only a reset clears GPUs between jobs",
-            "install NVIDIA's gpu-admin-tools, or set devices.gpu_scrub",
+            f"only a reset clears GPUs between jobs, which need not clear their memory: {', '.join(gpus)}",
+            f"{tool}set devices.gpu_scrub",
         )
     if not Path(argv[0]).is_file():
         return error("devices.clearing", f"{argv[0]} does not exist", "see devices.gpu_scrub in vhpc.toml(5)")

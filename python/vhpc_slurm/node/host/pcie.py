@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the configuration space of a PCI Express function says of peer-to-peer traffic: ACS and ATS.
+
+Only root can read it; a captured tree may have only its first bytes.
+
+Sources: include/uapi/linux/pci_regs.h (PCI_EXT_CAP_ID_ACS, PCI_EXT_CAP_ID_ATS); PCI Express Base
+Specification, Access Control Services; Documentation/ABI/testing/sysfs-bus-pci (config).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from vhpc_slurm.node.host import pci, sysfs
+from vhpc_slurm.record import Record
+
+EXTENDED, END = 0x100, 0x1000
+ACS, ATS = 0x0D, 0x0F
+VALIDATION, BLOCKING, REQUESTS, COMPLETIONS, UPSTREAM, EGRESS, DIRECT = (1 << bit for bit in range(7))
+"""Bits of ACS: source validation, translation blocking, request redirect, completion redirect, upstream
+forwarding, egress control, direct translated P2P."""
+ISOLATION = VALIDATION | REQUESTS | COMPLETIONS | UPSTREAM
+"""The kernel calls a port isolated if it has these (REQ_ACS_FLAGS, drivers/iommu/iommu.c)."""
+_ENABLED = 0x8000
+
+
+class Controls(Record, frozen=True):
+    """Peer-to-peer controls of a function.
+
+    Attributes:
+        acs_can, acs_on: bits of ACS that it supports, and those that are on; 0 without ACS.
+        ats: whether ATS is on; None without ATS.
+    """
+
+    acs_can: int = 0
+    acs_on: int = 0
+    ats: bool | None = None
+
+
+def controls(path: str) -> Controls | None:
+    """Controls of a function (its folder); None if its extended configuration space cannot be read."""
+    at = _capabilities(path)
+    if at is None:
+        return None
+    can = on = 0
+    ats = None
+    if ACS in at:
+        can, on = _words(path, at[ACS])
+        on &= can
+    if ATS in at:
+        ats = bool(_words(path, at[ATS])[1] & _ENABLED)
+    return Controls(can, on, ats)
+
+
+def folder(sysfs_root: str, address: str) -> str:
+    """Folder of a function."""
+    return f"{sysfs_root}/bus/pci/devices/{address}"
+
+
+def downstream(bridges: Sequence[str], start: int = 1) -> list[str]:
+    """Downstream ports of switches in a chain of bridges, which begins with a root port; from a place on."""
+    return [port for at, port in enumerate(bridges) if at >= max(start, 1) and at % 2 == 0]
+
+
+def unguarded(sysfs_root: str, address: str) -> list[str]:
+    """Ports of switches above a function that do not isolate it, although its IOMMU group says so.
+
+    The kernel makes groups at boot; a port that isolates nothing then is in the function's own group.
+    Root ports are not judged: the kernel knows some whose registers are not those of the specification.
+    """
+    path = folder(sysfs_root, address)
+    own, found = _group(path), []
+    for port in downstream(pci.place(sysfs.link(path))[1]):
+        above = folder(sysfs_root, port)
+        has = controls(above)
+        off = has is not None and has.acs_can & ISOLATION & ~has.acs_on
+        if off and _group(above) != own:
+            found.append(port)
+    return found
+
+
+def _group(path: str) -> str:
+    return sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
+
+
+def config_space(path: str, offset: int, size: int) -> bytes:
+    """Bytes of a function's configuration space; empty if it cannot be read."""
+    try:
+        fd = os.open(f"{path}/config", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, size, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _words(path: str, at: int) -> tuple[int, int]:
+    """The capability register and the control register of ACS or ATS."""
+    raw = config_space(path, at + 4, 4)
+    return int.from_bytes(raw[:2], "little"), int.from_bytes(raw[2:], "little")
+
+
+def _capabilities(path: str) -> dict[int, int] | None:
+    """Offsets of extended capabilities by their id."""
+    found: dict[int, int] = {}
+    seen: set[int] = set()
+    at = EXTENDED
+    while EXTENDED <= at < END and at not in seen:
+        seen.add(at)
+        raw = config_space(path, at, 4)
+        if len(raw) < 4:
+            return None if at == EXTENDED else found
+        header = int.from_bytes(raw, "little")
+        if header in (0, 0xFFFFFFFF):
+            break
+        found.setdefault(header & 0xFFFF, at)
+        at = header >> 20 & ~3
+    return found
