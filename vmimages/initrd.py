@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles import initrd as bootfiles
 from vmimages.errors import BuildError
@@ -42,7 +43,7 @@ def program(name: str, given: Path | None) -> Path:
         raise BuildError(f"{name} is not built", f"searched {', '.join(map(str, places(name)))}", _how(name))
     path = path.absolute()  # a name without a folder would be searched in PATH
     try:
-        elf.check_static(path.read_bytes())
+        elf.check_static(path.read_bytes(), X86_64)
     except OSError as err:
         raise BuildError(f"cannot read {name}", str(err)) from err
     except ValueError as err:

@@ -29,6 +29,7 @@ _PACKAGES = (
     # libvirt and QEMU
     "libvirt-daemon-system",
     "libvirt-clients",
+    "qemu-system-arm",
     "qemu-system-x86",
     "qemu-utils",
     "seabios",

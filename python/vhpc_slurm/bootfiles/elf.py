@@ -6,19 +6,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from vhpc_slurm.architecture import X86_64, Architecture
+
 PT_INTERP = 3
 PT_NOTE = 4
-EM_X86_64 = 62
 # xen/interface/elfnote.h: entry point of a PVH boot, which QEMU needs in an ELF kernel.
 XEN_ELFNOTE_PHYS32_ENTRY = 18
 
 
-def _program_headers(data: bytes) -> Iterator[tuple[int, int, int]]:
+def _program_headers(data: bytes, architecture: Architecture) -> Iterator[tuple[int, int, int]]:
     """(type, file offset, file size) of each program header; ValueError if data is not such an ELF file."""
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
         raise ValueError("it is not a 64-bit ELF file")
-    if struct.unpack_from("<H", data, 18)[0] != EM_X86_64:
-        raise ValueError("it is not for x86-64")
+    if struct.unpack_from("<H", data, 18)[0] != architecture.elf_machine:
+        raise ValueError(f"it is not for {architecture.name}")
     (table,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
     if size < 56 or table + size * count > len(data):
@@ -30,15 +31,15 @@ def _program_headers(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield kind, offset, length
 
 
-def check_static(data: bytes) -> None:
-    """Check that a program is static and for x86-64; otherwise ValueError with the reason."""
-    if any(kind == PT_INTERP for kind, _offset, _length in _program_headers(data)):
+def check_static(data: bytes, architecture: Architecture) -> None:
+    """Check that a program is static and for an architecture; otherwise ValueError with the reason."""
+    if any(kind == PT_INTERP for kind, _offset, _length in _program_headers(data, architecture)):
         raise ValueError("it is linked dynamically, but an initrd has no libraries")
 
 
 def has_pvh_entry(data: bytes) -> bool:
-    """Whether QEMU can start an ELF kernel directly; ValueError if it is not an ELF file."""
-    for kind, offset, length in _program_headers(data):
+    """Whether QEMU can start an ELF kernel for x86-64 directly; ValueError if it is not an ELF file."""
+    for kind, offset, length in _program_headers(data, X86_64):
         if kind != PT_NOTE:
             continue
         at, end = offset, min(offset + length, len(data))

@@ -15,7 +15,7 @@ from vhpc_slurm.catalog.folder import FolderCatalog
 from vhpc_slurm.catalog.manifest import Manifest, blobs, chunk_list, decode_manifest, with_list
 from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.catalog.own import Owner
-from vhpc_slurm.catalog.port import Catalog, CatalogEntry, Signed, identity
+from vhpc_slurm.catalog.port import Catalog, CatalogEntry, SeveralArchitecturesError, Signed, identity
 
 __all__ = [
     "Catalog",
@@ -23,6 +23,7 @@ __all__ = [
     "FolderCatalog",
     "Manifest",
     "Owner",
+    "SeveralArchitecturesError",
     "Signed",
     "UnknownImageError",
     "blobs",

@@ -49,15 +49,18 @@ def catalog_for(images: Images, owner: Owner | None) -> Catalog:
     return OwnCatalog(own_catalog(images, owner.name).path, owner) if owner else site_catalog(images)
 
 
-def resolve_for(images: Images, ref: ImageRef, owner: Owner) -> ImageIdentity:
+def resolve_for(images: Images, ref: ImageRef, owner: Owner, arch: str = "") -> ImageIdentity:
     """The image that a user's ``--vhpc-image`` means now: of the site, or of the user's own catalogue.
 
+    ``arch`` is that of the nodes, as for ``Catalog.resolve``.
+
     Raises:
+        SeveralArchitecturesError: as ``Catalog.resolve``.
         UserError: no such image, or it is broken, or the site has no catalogues of users.
         FabricError: the catalogue of the site cannot be read.
     """
     try:
-        return catalog_for(images, owner if ref.own else None).resolve(ref)
+        return catalog_for(images, owner if ref.own else None).resolve(ref, arch)
     except UnknownImageError as err:
         raise err.among(other_names(images, owner, own=not ref.own)) from None
 

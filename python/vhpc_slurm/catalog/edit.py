@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm import files
+from vhpc_slurm import files, pointers
 from vhpc_slurm.catalog.changes import changing, check_new_name, left_folders, locked, make_folder, place
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE, FolderCatalog
 from vhpc_slurm.catalog.manifest import with_list
@@ -58,25 +58,32 @@ class Collection:
     broken: tuple[str, ...]
 
 
-def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
-    """Let a name point to the image of another name or digest; the image under the new name.
+def tag(catalog: Path, source: ImageRef, target: ImageRef) -> tuple[ImageIdentity, ...]:
+    """Let a name point to the images of another name, one for each architecture, or to that of a digest.
+
+    Images of other architectures stay under the new name. Returns the images under the new name.
 
     Raises:
         UserError: no such image, the new name has a digest, or the catalogue cannot be changed.
         FabricError: the catalogue cannot be read.
     """
     check_new_name(target, "NAME[:TAG]")
+    before: dict[str, str] = {}
     with locked(catalog):
-        image = FolderCatalog(catalog).resolve(source)
-        path = FolderCatalog(catalog).name_file(target)
+        folder = FolderCatalog(catalog)
+        images = folder.all_of(source)
+        path = folder.name_file(target)
+        with contextlib.suppress(OSError):
+            before |= folder.pointed(target)
+        before |= {image.manifest.arch: image.digest for image in images}
         with changing(catalog):
             make_folder(path.parent)
-            place(path, f"{image.digest}\n".encode())
-    return ImageIdentity(target, image.digest, image.manifest)
+            place(path, pointers.encode(before))
+    return tuple(ImageIdentity(target, image.digest, image.manifest) for image in images)
 
 
-def remove(catalog: Path, ref: ImageRef) -> str:
-    """Remove a name; returns the digest that it pointed to, empty if it had none.
+def remove(catalog: Path, ref: ImageRef) -> tuple[str, ...]:
+    """Remove a name; returns the digests that it pointed to, empty if it had none.
 
     Manifest and blobs stay until ``collect``.
 
@@ -89,14 +96,14 @@ def remove(catalog: Path, ref: ImageRef) -> str:
     path = folder.name_file(ref)
     with locked(catalog), changing(catalog):
         try:
-            digest = folder.pointed(ref)
+            digests = tuple(folder.pointed(ref).values())
             path.unlink()
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls") from None
         files.sync_folder(path.parent)
         with contextlib.suppress(OSError):
             path.parent.rmdir()  # unless it has other tags
-    return digest
+    return digests
 
 
 def add_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool:
@@ -195,7 +202,7 @@ def _named(catalog: Path) -> set[str]:
     for ref in folder.refs():
         # a name that is a link to nothing, or a folder, points to no image
         with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            found.add(folder.pointed(ref))
+            found |= set(folder.pointed(ref).values())
     return found
 
 

@@ -15,15 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from vhpc_slurm import pointers
 from vhpc_slurm.catalog.manifest import LIMIT
 from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.catalog.port import Catalog, NoManifestError
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageRef
+from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 
 CHUNK = 1 << 20
-NAME_SIZE = 80
-"""Maximum bytes of a name's file, which has a digest and a line feed."""
 SIGNATURES_SIZE = 64 << 10
 """Maximum bytes of the signatures of a manifest; what is beyond is not read."""
 
@@ -51,8 +50,8 @@ class FolderCatalog(Catalog):
         except OSError as err:
             raise self._unreadable(err) from err
 
-    def digest_of(self, ref: ImageRef) -> str:
-        """The digest that a name points to; empty if it does not point to a digest."""
+    def pointers_of(self, ref: ImageRef) -> dict[str, str]:
+        """Architecture -> digest of the images that a name points to; empty if it points to none."""
         try:
             return self.pointed(ref)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -61,13 +60,12 @@ class FolderCatalog(Catalog):
         except OSError as err:
             raise self._unreadable(err) from err
 
-    def pointed(self, ref: ImageRef) -> str:
-        """The digest in a name's file; empty if there is none in it. Raises OSError."""
+    def pointed(self, ref: ImageRef) -> dict[str, str]:
+        """The content of a name's file; empty if it is not one. Raises OSError."""
         with _open(self.name_file(ref)) as file:
             if not _is_regular(file):
-                return ""
-            text = file.read(NAME_SIZE).decode("ascii", "replace").strip()
-        return text if DIGEST.match(text) else ""
+                return {}
+            return pointers.parse(file.read(pointers.LIMIT).decode("ascii", "replace"))
 
     def manifest_of(self, digest: str, image: str) -> bytes:
         """The bytes that the catalogue has for a digest."""

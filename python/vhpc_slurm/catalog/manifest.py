@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from vhpc_slurm import chunks
+from vhpc_slurm.architecture import ARCHITECTURES, KERNEL_TYPE
 from vhpc_slurm.model import Blob, ImageManifest
 
 SCHEMA = 1
@@ -94,9 +95,13 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class KernelBlob(Strict, frozen=True):
-    """The kernel: an ELF file with a PVH entry point, or a bzImage."""
+    """The kernel: on x86_64 an ELF file with a PVH entry point, or a bzImage; on aarch64 an ``Image``."""
 
-    media_type: Literal["application/vnd.vhpc.kernel.bzimage", "application/vnd.vhpc.kernel.elf"]
+    media_type: Literal[
+        "application/vnd.vhpc.kernel.bzimage",
+        "application/vnd.vhpc.kernel.elf",
+        "application/vnd.vhpc.kernel.image",
+    ]
     sha256: Sha256
     size: BootSize
 
@@ -264,6 +269,10 @@ def _check(manifest: Manifest) -> None:
     for text in (*process.entrypoint, *process.arguments, *process.environment.values()):
         if "\0" in text:
             raise ValueError("process has a NUL character")
+    architecture = ARCHITECTURES.get(manifest.arch)
+    kernel = manifest.kernel.media_type
+    if architecture and kernel.removeprefix(KERNEL_TYPE) not in architecture.kernels:
+        raise ValueError(f"its kernel is of type {kernel}, with which no guest of {manifest.arch} starts")
     if manifest.firmware == "uefi" and manifest.kernel.media_type.endswith(".elf"):
         raise ValueError("firmware uefi needs a bzImage: UEFI does not start an ELF kernel")
     if verity := manifest.verity:

@@ -16,7 +16,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from vhpc_slurm.catalog.folder import NAME_SIZE, SIGNATURES_SIZE, FolderCatalog
+from vhpc_slurm import pointers
+from vhpc_slurm.catalog.folder import SIGNATURES_SIZE, FolderCatalog
 from vhpc_slurm.catalog.manifest import LIMIT
 from vhpc_slurm.catalog.near import UnknownImageError
 from vhpc_slurm.catalog.port import Catalog, NoManifestError
@@ -60,16 +61,16 @@ class OwnCatalog(Catalog):
                             found.append(ImageRef.parse(f"{OWN}{name}:{tag}"))
         return found[:NAMES_MAX]
 
-    def digest_of(self, ref: ImageRef) -> str:
-        """The text in a name's file."""
+    def pointers_of(self, ref: ImageRef) -> dict[str, str]:
+        """The content of a name's file."""
         try:
-            raw = self._read(self._files.name_file(ref), NAME_SIZE, ref)
+            raw = self._read(self._files.name_file(ref), pointers.LIMIT, ref)
         except NotThereError:
             known = []
             with contextlib.suppress(UserError, OSError):
                 known = self.refs()
             raise UnknownImageError(ref, known) from None
-        return raw.decode("ascii", "replace").strip()
+        return pointers.parse(raw.decode("ascii", "replace"))
 
     def manifest_of(self, digest: str, image: str) -> bytes:
         """The bytes that the catalogue has for a digest."""

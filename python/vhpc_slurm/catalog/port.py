@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from vhpc_slurm.catalog.manifest import Manifest, decode_manifest, decode_whole
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.model import Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.record import Record
 
 
@@ -26,8 +26,12 @@ class NoManifestError(UserError):
     """The catalogue has no manifest of a digest."""
 
 
+class SeveralArchitecturesError(UserError):
+    """A name has images of several architectures, and none is wanted."""
+
+
 class CatalogEntry(Record, frozen=True):
-    """One name of a catalogue.
+    """One image of a name of a catalogue.
 
     ``identity`` is None if the image is broken; ``problem`` then gives the reason in one line.
     """
@@ -59,8 +63,8 @@ class Catalog(ABC):
         """All names, sorted."""
 
     @abstractmethod
-    def digest_of(self, ref: ImageRef) -> str:
-        """The digest of a name; another text if the image is broken. UnknownImageError: no such name."""
+    def pointers_of(self, ref: ImageRef) -> Mapping[str, str]:
+        """Architecture -> digest of a name; empty if it is broken. UnknownImageError: no such name."""
 
     @abstractmethod
     def manifest_of(self, digest: str, image: str) -> bytes:
@@ -83,15 +87,39 @@ class Catalog(ABC):
     def blob_path(self, blob: Blob) -> Path:
         """Path of a blob, for a process with the rights of its user; its bytes are not checked."""
 
-    def resolve(self, ref: ImageRef) -> ImageIdentity:
+    def resolve(self, ref: ImageRef, arch: str = "") -> ImageIdentity:
         """The image that a name refers to now, or the one of its digest.
 
+        ``arch`` is the wanted architecture; empty: the name must have an image of one architecture only.
+
         Raises:
-            UserError: no such image (suggests similar names), or its manifest is broken.
+            SeveralArchitecturesError: it has several.
+            UserError: no such image (suggests similar names), it is for another architecture, or its
+                manifest is broken.
         """
-        digest = ref.digest or self.digest_of(ref)
-        if not DIGEST.match(digest):
+        digest = ref.digest or self._digest_for(ref, arch)
+        found = self._resolved(ref, digest)
+        if arch and found.manifest.arch != arch:
+            raise _elsewhere(ref, found.manifest.arch, arch)
+        return found
+
+    def _digest_for(self, ref: ImageRef, arch: str) -> str:
+        found = self.pointers_of(ref)
+        if not found:
             raise UserError(f"image {ref} is broken", "its name file has no digest", self.repair)
+        if arch and arch in found:
+            return found[arch]
+        if len(found) == 1:
+            return next(iter(found.values()))
+        known = sorted(found)
+        if arch:
+            raise _elsewhere(ref, " and ".join(known), arch)
+        hint = ", ".join(f"{ref.label}@{found[one]} ({one})" for one in known)
+        raise SeveralArchitecturesError(
+            f"image {ref} is for several architectures", "", f"choose one: {hint}"
+        )
+
+    def _resolved(self, ref: ImageRef, digest: str) -> ImageIdentity:
         try:
             raw = self.manifest_of(digest, str(ref))
         except NoManifestError as err:
@@ -132,14 +160,20 @@ class Catalog(ABC):
         return raw
 
     def images(self) -> list[CatalogEntry]:
-        """All names, sorted, including broken images; empty if the catalogue does not exist."""
-        return [self._entry(ref) for ref in self.refs()]
+        """Images of all names, sorted, also broken ones; empty if the catalogue does not exist."""
+        return [entry for ref in self.refs() for entry in self._entries(ref)]
 
-    def _entry(self, ref: ImageRef) -> CatalogEntry:
+    def all_of(self, ref: ImageRef) -> tuple[ImageIdentity, ...]:
+        """The images of all architectures of a name, or the one of its digest; errors as ``resolve``."""
+        if ref.digest or not (found := self.pointers_of(ref)):
+            return (self.resolve(ref),)
+        return tuple(self._resolved(ref, found[arch]) for arch in sorted(found))
+
+    def _entries(self, ref: ImageRef) -> list[CatalogEntry]:
         try:
-            return CatalogEntry(ref, self.resolve(ref))
+            return [CatalogEntry(ref, image) for image in self.all_of(ref)]
         except UserError as err:
-            return CatalogEntry(ref, None, err.line())
+            return [CatalogEntry(ref, None, err.line())]
 
     def labels(self, image: ImageIdentity) -> list[str]:
         """Names under which an image is known, as NAME:TAG.
@@ -153,7 +187,7 @@ class Catalog(ABC):
         found = []
         for ref in self.refs():
             with contextlib.suppress(VhpcError):  # a name that was removed, or that is no file
-                if self.digest_of(ref) == image.digest:
+                if image.digest in self.pointers_of(ref).values():
                     found.append(ref.label)
         return found
 
@@ -184,6 +218,14 @@ def _check_digest(digest: str, raw: bytes, image: str) -> None:
     if actual != digest:
         why = f"manifest: expected {digest}, found {actual}"
         raise UserError(f"image {image} is broken", why, "publish it again")
+
+
+def _elsewhere(ref: ImageRef, there: str, wanted: str) -> UserError:
+    return UserError(
+        f"image {ref} is for {there}, not for {wanted}",
+        "",
+        f"choose an image for {wanted} (vhpc image ls --json), or nodes of the image's architecture",
+    )
 
 
 def _unknown_digest(ref: ImageRef) -> UserError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm import chunks, files
+from vhpc_slurm import chunks, files, pointers
 from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
 from vhpc_slurm.catalog.edit import append_signature
 from vhpc_slurm.catalog.folder import CHUNK, FolderCatalog
@@ -105,11 +105,11 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
     with locked(catalog), changing(catalog):
         _move(catalog, new)
         _check_blobs(catalog, image)
-        before = _current(catalog, ref)
+        before = _current(catalog, ref, decoded.arch)
         if before is not None and _undated(before[1]) == _undated(decoded):
             return Published(before[0], changed=False)
         _place_manifest(catalog, digest, raw)
-        _point(catalog, ref, digest)
+        _point(catalog, ref, decoded.arch, digest)
     return Published(digest, changed=True)
 
 
@@ -137,9 +137,10 @@ def publish_bytes(
         _place_manifest(catalog, digest, raw)
         for signature in signatures:
             append_signature(catalog, image, signature)
-        before = _pointed(catalog, ref)
+        arch = image.manifest.arch
+        before = _pointed(catalog, ref).get(arch)
         if before != digest:
-            _point(catalog, ref, digest)
+            _point(catalog, ref, arch, digest)
     return Published(digest, changed=before != digest)
 
 
@@ -172,10 +173,11 @@ def _place_manifest(catalog: Path, digest: str, raw: bytes) -> None:
     place(FolderCatalog(catalog).manifest_file(digest), raw)
 
 
-def _point(catalog: Path, ref: ImageRef, digest: str) -> None:
+def _point(catalog: Path, ref: ImageRef, arch: str, digest: str) -> None:
+    """Let a name point to an image; its images of other architectures stay."""
     pointer = FolderCatalog(catalog).name_file(ref)
     make_folder(pointer.parent)
-    place(pointer, f"{digest}\n".encode())
+    place(pointer, pointers.encode(_pointed(catalog, ref) | {arch: digest}))
 
 
 def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
@@ -197,9 +199,9 @@ def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
     return False
 
 
-def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
-    """Digest and manifest of the image under a name; None if there is none, or it is broken."""
-    digest = _pointed(catalog, ref)
+def _current(catalog: Path, ref: ImageRef, arch: str) -> tuple[str, Manifest] | None:
+    """Digest and manifest of a name's image for an architecture; None if there is none, or it is broken."""
+    digest = _pointed(catalog, ref).get(arch)
     try:
         found = FolderCatalog(catalog).read_manifest(digest) if digest else None
     except VhpcError:
@@ -207,12 +209,12 @@ def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
     return (digest, found) if found else None
 
 
-def _pointed(catalog: Path, ref: ImageRef) -> str:
-    """The digest that a name points to; empty if the catalogue has no such name."""
+def _pointed(catalog: Path, ref: ImageRef) -> dict[str, str]:
+    """Architecture -> digest of a name; empty if the catalogue has no such name."""
     try:
         return FolderCatalog(catalog).pointed(ref)
     except OSError:
-        return ""
+        return {}
 
 
 def _undated(manifest: Manifest) -> Manifest:

@@ -168,8 +168,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     hugepages: Annotated[
         tuple[str, ...],
         documented(
-            "pools of huge pages that vhpc node-setup creates at boot: SIZE:CELL=COUNT, SIZE 2M or 1G, like "
-            '"1G:0=64"'
+            "pools of huge pages that vhpc node-setup creates at boot: SIZE:CELL=COUNT, SIZE 2M, 512M or 1G, "
+            'like "1G:0=64"'
         ),
     ] = ()
     commands: Annotated[
@@ -210,9 +210,10 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Firmness, documented("strict: a job fails if its GPUs or VFs are at none of its NUMA cells")
     ] = "preferred"
     hugepages: Annotated[
-        Literal["none", "2M", "1G", "auto"],
+        Literal["none", "2M", "512M", "1G", "auto"],
         documented(
-            "pages of guest memory from the node's pools; auto: the largest size that suffices, else ordinary"
+            "pages of guest memory from the node's pools; auto: the largest size that suffices, else "
+            "ordinary. An Arm kernel with pages of 64 KiB has 2M and 512M, other kernels have 2M and 1G"
         ),
     ] = "none"
     rounding: Annotated[

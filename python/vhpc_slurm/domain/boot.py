@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct kernel boot on q35 with kernel and initrd from the image: no boot loader, no firmware setup."""
+"""Direct kernel boot with kernel and initrd from the image: no boot loader, no firmware setup.
+
+A UEFI, where a guest needs one, gets all three from QEMU and starts the kernel at once. It has no file for
+its variables: they are gone with the guest.
+"""
 
 from __future__ import annotations
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.record import Record
 
-MACHINE = "q35"
 ROOT_DEVICE = "/dev/vda"
 DISK_DEVICE = "/dev/vdb"
 TRANSLATION = "intel_iommu="
 
 
 class BootContext(Record, frozen=True):
-    """Values of the boot template; without a kernel the firmware has nothing to boot."""
+    """Values of the boot template; without a kernel the firmware has nothing to boot.
 
+    An empty ``firmware`` is QEMU's choice.
+    """
+
+    arch: str
     machine: str
+    firmware: str
     kernel: str
     initrd: str
     cmdline: str
@@ -26,6 +35,7 @@ def kernel_cmdline(
     image_cmdline: str,
     root_format: str,
     *,
+    console: str = X86_64.console,
     remapping: bool = False,
     disk: bool = False,
     mounted: bool = False,
@@ -40,7 +50,7 @@ def kernel_cmdline(
     """
     words = image_cmdline.split()
     needed = [
-        "console=ttyS0",
+        f"console={console}",
         "panic=-1",
         "quiet",
         f"vhpc.root={ROOT_DEVICE}",
@@ -55,12 +65,13 @@ def kernel_cmdline(
 
 def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
-    guest, paths = spec.guest, spec.guest.paths
+    guest, paths, arch = spec.guest, spec.guest.paths, spec.architecture
     cmdline = kernel_cmdline(
         spec.manifest.cmdline,
         spec.manifest.root_format,
-        remapping=iommu.needed(guest.topology),
+        console=arch.console,
+        remapping=iommu.needed(guest.topology, arch),
         disk=bool(paths.disk),
         mounted=bool(guest.disk_mount),
     )
-    return BootContext(MACHINE, paths.kernel, paths.initrd, cmdline)
+    return BootContext(arch.name, arch.machine, spec.firmware, paths.kernel, paths.initrd, cmdline)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest's CPU model: the host's own with KVM, everything that TCG can emulate without."""
+"""The guest's CPU model: the host's own with KVM, everything that TCG can emulate without.
+
+On Arm libvirt knows no names of features, no caches and no width of addresses.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,8 @@ class Feature(Record, frozen=True):
 class CpuContext(Record, frozen=True):
     """Values of the cpu template; ``host`` means host-passthrough, ``saveable`` only what QEMU can save."""
 
+    is_pc: bool
+
     host: bool
     saveable: bool
     topology: GuestTopology
@@ -38,7 +43,12 @@ class CpuContext(Record, frozen=True):
 
 
 def _features(spec: DomainSpec) -> tuple[Feature, ...]:
-    """No nested virtualization for tenants; a stable TSC and real SMT siblings where they exist."""
+    """No nested virtualization for tenants; a stable TSC and real SMT siblings where they exist.
+
+    An Arm guest starts without EL2, so it cannot nest.
+    """
+    if not spec.architecture.is_pc:
+        return ()
     no_nesting = (Feature("svm", "disable"), Feature("vmx", "disable"))
     if not spec.kvm:
         # Told of them the guest's kernel copies by `rep movsb`, which TCG emulates byte by byte.
@@ -57,6 +67,7 @@ def context(spec: DomainSpec) -> CpuContext:
     guest = spec.guest
     several = len(guest.cells) > 1
     return CpuContext(
+        is_pc=spec.architecture.is_pc,
         host=spec.kvm,
         saveable=spec.saveable,
         topology=guest.topology,

@@ -21,6 +21,7 @@ VT-d specification (interrupt remapping), https://libvirt.org/formatdomain.html.
 
 from __future__ import annotations
 
+from vhpc_slurm.architecture import Architecture
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestTopology
 from vhpc_slurm.record import Record
@@ -49,13 +50,13 @@ def highest_id(topology: GuestTopology) -> int:
     return number
 
 
-def needed(topology: GuestTopology) -> bool:
-    """Whether some vCPU has an APIC ID of more than eight bits."""
-    return highest_id(topology) >= ALL_CPUS
+def needed(topology: GuestTopology, architecture: Architecture) -> bool:
+    """Whether some vCPU has an APIC ID of more than eight bits; an Arm machine has none (GICv3)."""
+    return architecture.is_pc and highest_id(topology) >= ALL_CPUS
 
 
 def context(spec: DomainSpec) -> IommuContext | None:
     """None for guests that get along without."""
-    if not needed(spec.guest.topology):
+    if not needed(spec.guest.topology, spec.architecture):
         return None
     return IommuContext(bool(spec.guest.devices), spec.libvirt_version >= NO_TRANSLATION)

@@ -22,4 +22,5 @@ class PciContext(Record, frozen=True):
 def context(spec: DomainSpec) -> PciContext | None:
     """As planned; None without devices."""
     guest = spec.guest
-    return PciContext(guest.pcihole64_gib, guest.controllers) if guest.controllers else None
+    hole = 0 if spec.architecture.pci_hole_fixed else guest.pcihole64_gib
+    return PciContext(hole, guest.controllers) if guest.controllers else None

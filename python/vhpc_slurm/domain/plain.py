@@ -5,12 +5,13 @@ Why they are as they are:
 
 - ``machine``: no USB, no balloon, no video: what is absent boots faster and cannot be attacked.
 - ``clock``: the host's TSC and kvmclock with KVM; no HPET, whose emulation costs an exit at every read.
+  An Arm guest has the timer of its CPUs.
 - ``lifecycle``: power off, reboot and crash all destroy the guest: it must not come back by itself.
 - ``channel``: the agent's virtio-serial port is guarded by the permissions of a socket, unlike vsock.
-- ``console``: ttyS0 goes to a file, which shows what a guest printed while it booted or died.
+- ``console``: the serial port goes to a file, which shows what a guest printed while it booted or died.
 - ``rng``: the host's non-blocking generator, so that a guest's boot does not wait for entropy.
-- ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; the ISA device,
-  because the PCI one needs libvirt 9.1.
+- ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; on PCs the ISA
+  device, because the PCI one needs libvirt 9.1.
 - ``serial_ports``: the channels, and port 0, which is for consoles.  libvirt's default of 31 ports
   has 64 queues, and QEMU's main loop, on the way of each packet, polls a descriptor for each of them.
 - ``security``: QEMU under a uid of this guest alone, so that an escape finds no files or processes of
@@ -33,6 +34,7 @@ class PlainContext(Record, frozen=True):
     """Values of these templates; an empty ``emulator`` is libvirt's choice."""
 
     kvm: bool
+    is_pc: bool
     emulator: str
     agent_socket: str
     port_name: str
@@ -40,6 +42,8 @@ class PlainContext(Record, frozen=True):
     serial_slot: int
     serial_ports: int
     rng_slot: int
+    panic: str
+    panic_slot: int
     uid: int
     gid: int
 
@@ -48,6 +52,7 @@ def context(spec: DomainSpec) -> PlainContext:
     """The same values for all of them."""
     return PlainContext(
         kvm=spec.kvm,
+        is_pc=spec.architecture.is_pc,
         emulator=spec.emulator,
         agent_socket=spec.guest.paths.agent_socket,
         port_name=PORT_NAME,
@@ -55,6 +60,8 @@ def context(spec: DomainSpec) -> PlainContext:
         serial_slot=slots.SERIAL,
         serial_ports=SERIAL_PORTS + spec.running.has_locks,
         rng_slot=slots.RNG,
+        panic=spec.architecture.panic,
+        panic_slot=slots.PANIC,
         uid=spec.running.uid,
         gid=spec.gid,
     )

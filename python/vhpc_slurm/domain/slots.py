@@ -14,7 +14,8 @@ SITE = 0x1A
 OWN_DISK = 0x1B
 NAT = 0x1C
 NIC = 0x1D
-_SHARES = range(0x04, SITE)  # q35's own devices are at the end of the bus
+PANIC = 0x1E  # only where it is a PCI device
+_SHARES = range(0x04, SITE)  # the end of the bus has q35's own devices
 
 
 def share_slot(index: int) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 
+from vhpc_slurm.architecture import ARCHITECTURES, Architecture, named
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, HostInventory, ImageManifest, RunningGuest
 from vhpc_slurm.record import Record
 
-LIBVIRT_OLDEST = 9_000_000
+LIBVIRT_OLDEST = min(one.libvirt_oldest for one in ARCHITECTURES.values())
 DOMAIN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 SHARE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,34}", re.ASCII)
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
@@ -36,12 +37,13 @@ class DomainSpec(Record, frozen=True):
             kernel and initrd to that uid; they are empty for a guest that never runs.  The root is shared
             by guests, never written, never relabelled, so all users must be able to read it.
         host: says whether there is KVM, and which CPU.
-        manifest: has the kernel command line, to which the parameters that every guest needs are added, and
-            the format of the root.
+        manifest: has the architecture, the format of the root, and the kernel command line, to which the
+            parameters that every guest needs are added.
         gid: host gid of QEMU, the group that may open /dev/kvm.
         libvirt_version: version of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
         partition: control group into which libvirt puts the guest; empty for libvirt's default.
+        firmware: file of a UEFI; empty for the firmware of QEMU, or none.
         saveable: the guest can be saved in a checkpoint, so it has no CPU feature that cannot.
 
     Raises:
@@ -57,6 +59,7 @@ class DomainSpec(Record, frozen=True):
     gid: int
     libvirt_version: int
     emulator: str = ""
+    firmware: str = ""
     partition: str = ""
     saveable: bool = False
 
@@ -66,16 +69,17 @@ class DomainSpec(Record, frozen=True):
         return self.running.plan
 
     @property
+    def architecture(self) -> Architecture:
+        """What differs from guests of other architectures."""
+        return named(self.manifest.arch)
+
+    @property
     def kvm(self) -> bool:
         """Whether the guest runs with hardware virtualization; else in software emulation (TCG)."""
         return self.host.kvm
 
     def __post_init__(self) -> None:
-        if self.libvirt_version < LIBVIRT_OLDEST:
-            raise NodeError(
-                f"libvirt {format_version(self.libvirt_version)} is too old",
-                f"guests need {format_version(LIBVIRT_OLDEST)} or newer",
-            )
+        self._check_versions()
         guest, paths, shares = self.guest, self.guest.paths, self.running.shares
         if not CMDLINE.fullmatch(self.manifest.cmdline):
             raise UserError("the image's kernel command line is not ASCII text of at most 1800 characters")
@@ -90,6 +94,7 @@ class DomainSpec(Record, frozen=True):
             *([("disk", paths.disk)] if paths.disk else []),
             ("console log", paths.console_log),
             *([("emulator", self.emulator)] if self.emulator else []),
+            *([("firmware", self.firmware)] if self.firmware else []),
             *([("control group", self.partition)] if self.partition else []),
         ):
             check_path(what, path)
@@ -114,6 +119,24 @@ class DomainSpec(Record, frozen=True):
                 f"QEMU would run as {self.running.uid}:{self.gid}",
                 "uid and gid must not be root's",
                 "see guests.uid_base",
+            )
+
+    def _check_versions(self) -> None:
+        """What the architecture needs of the node."""
+        try:
+            oldest = self.architecture.libvirt_oldest
+        except ValueError as err:
+            raise UserError(f"image {self.manifest.name}:{self.manifest.tag} cannot run", str(err)) from err
+        if self.libvirt_version < oldest:
+            raise NodeError(
+                f"libvirt {format_version(self.libvirt_version)} is too old",
+                f"guests of {self.manifest.arch} need {format_version(oldest)} or newer",
+            )
+        if self.guest.devices and self.architecture.firmware and not self.firmware:
+            raise NodeError(
+                "the node has no UEFI for guests with devices",
+                f"none of {', '.join(self.architecture.firmware)} exists",
+                "install qemu-efi-aarch64 (Debian), edk2-aarch64 (RHEL) or qemu-uefi-aarch64 (SUSE)",
             )
 
 

@@ -24,7 +24,10 @@ from vhpc_slurm.placement.memory import (
 from vhpc_slurm.placement.split import share
 from vhpc_slurm.record import Record
 
-SIZES_KIB = {"2M": 2048, "1G": 1048576}
+SIZES_KIB = {"2M": 2048, "512M": 524288, "1G": 1048576}
+BY_ITSELF = ("1G", "2M")
+"""Sizes that ``auto`` tries, the largest first. Of these a kernel with pages of 64 KiB has only 2M; it tries
+512M, too."""
 LOSS_MOST = 16
 """With ``auto``, pages that would leave more than a sixteenth of a guest's memory outside are too large."""
 
@@ -54,8 +57,8 @@ def back(
         reasons: gets all reasons against it; the result is None then.
     """
     policy = config.placement.hugepages
-    wanted = ("1G", "2M") if policy == "auto" else (policy,) if policy != "none" else ()
     shares, host = share(size.guests_mib, [len(part) for part in parts]), what.host
+    wanted = _sizes(host) if policy == "auto" else (policy,) if policy != "none" else ()
     notes: list[str] = []
     for name in wanted:
         kib = SIZES_KIB[name]
@@ -78,6 +81,14 @@ def back(
     errors = check_size(what, sizes, size.reserve_mib)
     reasons += errors
     return None if errors else Backing(0, found, tuple(notes))
+
+
+def _sizes(host: HostInventory) -> tuple[str, ...]:
+    """The sizes that ``auto`` tries on a host, largest first."""
+    there = {kib for cell in host.cells for kib, _, _ in cell.hugepages}
+    if SIZES_KIB["512M"] in there and SIZES_KIB["1G"] not in there:
+        return ("512M", "2M")
+    return BY_ITSELF
 
 
 def _with(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, HostInventory
@@ -86,6 +87,7 @@ class _Numbers:
 
     def __init__(self, guest: GuestPlan, host: HostInventory) -> None:
         self._guest = guest
+        self._arch = ARCHITECTURES.get(host.arch, X86_64).nccl
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
         self._known = {cell.host_cell: cell.cell for cell in guest.cells}
         self._made: dict[int, ET.Element] = {}
@@ -99,7 +101,7 @@ class _Numbers:
             mask = mask.zfill(-(-len(mask) * 4 // WORD) * WORD // 4)
             words = [mask[at : at + WORD // 4] for at in range(0, len(mask), WORD // 4)]
             self._made[cell] = ET.SubElement(
-                system, "cpu", numaid=str(number), affinity=",".join(words), arch="x86_64"
+                system, "cpu", numaid=str(number), affinity=",".join(words), arch=self._arch
             )
         return self._made[cell]
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vhpc_slurm.architecture import Architecture
 from vhpc_slurm.device import HostDevice, PassthroughDevice
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PciController
+from vhpc_slurm.model import HostInventory
 from vhpc_slurm.record import Record
 
 EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
@@ -22,7 +24,6 @@ UPSTREAM, DOWNSTREAM = "pcie-switch-upstream-port", "pcie-switch-downstream-port
 SLOTS = 32
 BUSES = 256
 OWN_BUSES = 48  # for ports of what finds no slot on the root bus: libvirt makes them, numbered from 1
-QEMU_HOLE = 32 << 30  # q35's default
 BELOW_4G = 4 << 30
 TCG_BITS = 40
 
@@ -68,8 +69,8 @@ def lay_out(
     return PciLayout(made.numbered(), tuple(made.devices))
 
 
-def hole_bytes(devices: Sequence[HostDevice]) -> int:
-    """Address space for the 64-bit BARs: a power of two, or 0 where QEMU's own 32 GiB will do.
+def hole_bytes(devices: Sequence[HostDevice], architecture: Architecture) -> int:
+    """Address space for the 64-bit BARs: a power of two, or 0 where QEMU's own (32 GiB on a PC) will do.
 
     A port's window is a multiple of its largest BAR, and begins at one.
     """
@@ -78,19 +79,31 @@ def hole_bytes(devices: Sequence[HostDevice]) -> int:
         bars = [bar.size for bar in device.bars if bar.memory and bar.wide]
         if bars:
             needed += -(-sum(bars) // max(bars)) * max(bars)
-    return 0 if needed <= QEMU_HOLE else 1 << (needed - 1).bit_length()
+    return 0 if needed <= architecture.pci_hole_gib << 30 else 1 << (needed - 1).bit_length()
 
 
-def address_bits(memory_mib: int, hole: int) -> int:
+def address_bits(memory_mib: int, hole: int, architecture: Architecture) -> int:
     """How wide physical addresses must be for memory, what lies below 4 GiB, and the hole behind them."""
-    hole = hole or QEMU_HOLE
+    hole = hole or architecture.pci_hole_gib << 30
     end = -(-((memory_mib << 20) + BELOW_4G) // hole) * hole + hole
     return (end - 1).bit_length()
 
 
-def check_bits(memory_mib: int, hole: int, node: str, host_bits: int, *, kvm: bool) -> list[VhpcError]:
-    """Whether the guest's CPU can address all of it."""
-    needed, has = address_bits(memory_mib, hole), host_bits if kvm else TCG_BITS
+def check_bits(
+    memory_mib: int, hole: int, host: HostInventory, architecture: Architecture
+) -> list[VhpcError]:
+    """Whether the machine has room for it, and the guest's CPU can address all of it."""
+    if hole and architecture.pci_hole_fixed:
+        return [
+            NodeError(
+                f"the BARs of the job's devices need {hole >> 30} GiB of addresses on {host.node}",
+                f"libvirt gives a machine of {architecture.name} {architecture.pci_hole_gib} GiB",
+                "give the job fewer GPUs on a node, or more guests: --vhpc-guests-per-node",
+            )
+        ]
+    node, kvm = host.node, host.kvm
+    needed = address_bits(memory_mib, hole, architecture)
+    has = host.address_bits if kvm else TCG_BITS if architecture.is_pc else 0
     if not has or needed <= has:
         return []
     whose = f"the CPU of {node}" if kvm else "QEMU's software emulation"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -187,9 +188,10 @@ def _guest(
     host = what.host
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
     layout = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host), reasons)
-    hole = pci.hole_bytes(given.all)
+    arch = ARCHITECTURES.get(host.arch, X86_64)
+    hole = pci.hole_bytes(given.all, arch)
     if given.all:
-        reasons += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)
+        reasons += pci.check_bits(memory.memory_mib, hole, host, arch)
     if layout is None:
         return None
     return GuestPlan(
@@ -206,7 +208,7 @@ def _guest(
         devices=layout.devices,
         controllers=layout.controllers,
         pcihole64_gib=hole >> 30,
-        address_bits=pci.address_bits(memory.memory_mib, hole) if given.all else 0,
+        address_bits=pci.address_bits(memory.memory_mib, hole, arch) if given.all else 0,
     )
 
 

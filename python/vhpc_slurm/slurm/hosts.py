@@ -21,6 +21,7 @@ _CONTROLLER = re.compile(
 _NODE = re.compile(r"^NodeName=(\S+)(?P<rest>.*)$", re.MULTILINE)
 _MEMORY = re.compile(r"\sRealMemory=(\d+)")
 _GRES = re.compile(r"\sGres=(\S+)")
+_ARCH = re.compile(r"\sArch=([a-z0-9_]{1,32})\s", re.ASCII)
 # ibvf:8, ibvf:hdr:8(S:0-1), gpu:h200:4,ibvf:8
 _COUNT = re.compile(r"(?:^|,)([^:,()]+)(?::[^:,()]+)??:([0-9]+)")
 _PARTITION = re.compile(r"^PartitionName=(\S+)(?P<rest>.*)$", re.MULTILINE)
@@ -77,7 +78,10 @@ def parse_node_resources(text: str) -> tuple[NodeResources, ...]:
     for match in _NODE.finditer(text):
         memory, gres = _MEMORY.search(match["rest"]), _GRES.search(match["rest"])
         counts = tuple((name, int(count)) for name, count in _COUNT.findall(gres[1] if gres else ""))
-        found.append(NodeResources(match[1], int(memory[1]) if memory else 0, counts))
+        arch = _ARCH.match(match["rest"])  # the first of the fields: later ones have text of the node
+        found.append(
+            NodeResources(match[1], int(memory[1]) if memory else 0, counts, arch[1] if arch else "")
+        )
     return tuple(found)
 
 

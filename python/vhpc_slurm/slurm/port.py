@@ -138,11 +138,13 @@ class NodeResources(Record, frozen=True):
         name: NodeName.
         memory_mib: RealMemory, 0 when unknown.
         gres: name and count of each configured GRES; one name may occur several times (types).
+        arch: what the node's slurmd says of its processor, as ``uname -m``; empty before it has registered.
     """
 
     name: str
     memory_mib: int = 0
     gres: tuple[tuple[str, int], ...] = ()
+    arch: str = ""
 
     def gres_count(self, name: str) -> int | None:
         """How many of a GRES Slurm counts on this node; None when it has none configured."""
@@ -216,7 +218,7 @@ class Slurm(Protocol):
         """Return the nodes that are drained, or are draining, for a reason of vhpc; one RPC."""
 
     def node_resources(self, name: str = "") -> tuple[NodeResources, ...]:
-        """Return memory and GRES of one node, or of all nodes; one RPC.
+        """Return memory, GRES and architecture of one node, or of all nodes; one RPC.
 
         SlurmError when there is no node of that name.
         """

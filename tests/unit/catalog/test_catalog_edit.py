@@ -30,7 +30,7 @@ def files_in(catalog: Path) -> set[str]:
 
 def test_another_name_has_the_same_digest(tmp_path: Path) -> None:
     digest = publish(tmp_path, "base", b"root")
-    image = edit.tag(tmp_path, ref("base"), ref("mine:1"))
+    (image,) = edit.tag(tmp_path, ref("base"), ref("mine:1"))
     assert (str(image.ref), image.digest) == ("mine:1", digest)
     assert (tmp_path / "names/mine/1").read_text() == f"{digest}\n"
     assert (tmp_path / "names/mine/1").stat().st_mode & 0o777 == 0o644
@@ -65,9 +65,9 @@ def test_invalid_tags_and_removals_are_refused(tmp_path: Path) -> None:
 def test_removing_a_name_keeps_others_and_the_bytes(tmp_path: Path) -> None:
     digest = publish(tmp_path, "base", b"root")
     edit.tag(tmp_path, ref("base"), ref("base:1"))
-    assert edit.remove(tmp_path, ref("base")) == digest
+    assert edit.remove(tmp_path, ref("base")) == (digest,)
     assert whole(tmp_path) == ["base:1"]
-    assert edit.remove(tmp_path, ref("base:1")) == digest
+    assert edit.remove(tmp_path, ref("base:1")) == (digest,)
     assert not (tmp_path / "names/base").exists()
     assert FolderCatalog(tmp_path).resolve(ref(f"base@{digest}")).digest == digest
 
@@ -75,7 +75,7 @@ def test_removing_a_name_keeps_others_and_the_bytes(tmp_path: Path) -> None:
 def test_a_name_without_digest_can_be_removed(tmp_path: Path) -> None:
     publish(tmp_path, "base", b"root")
     (tmp_path / "names/base/bad").write_bytes(b"\xff")
-    assert edit.remove(tmp_path, ref("base:bad")) == ""
+    assert edit.remove(tmp_path, ref("base:bad")) == ()
 
 
 @pytest.mark.promise("image.gc")

@@ -21,13 +21,14 @@ class InMemory(Catalog):
 
     def __init__(self, folder: FolderCatalog) -> None:
         """``folder`` has what this one gets."""
-        self._names = {ref.label: folder.digest_of(ref) for ref in folder.refs()}
-        self._manifests = {digest: folder.manifest_of(digest, "") for digest in self._names.values()}
+        self._names = {ref.label: folder.pointers_of(ref) for ref in folder.refs()}
+        digests = {digest for found in self._names.values() for digest in found.values()}
+        self._manifests = {digest: folder.manifest_of(digest, "") for digest in digests}
 
     def refs(self) -> list[ImageRef]:
         return [ImageRef.parse(name) for name in self._names]
 
-    def digest_of(self, ref: ImageRef) -> str:
+    def pointers_of(self, ref: ImageRef) -> dict[str, str]:
         if ref.label not in self._names:
             raise UnknownImageError(ref, self.refs())
         return self._names[ref.label]

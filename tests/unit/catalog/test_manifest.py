@@ -35,6 +35,9 @@ def encoded(value: Any) -> bytes:
     )
 
 
+ARM_KERNEL = "application/vnd.vhpc.kernel.image"
+
+
 def changed(path: str, value: Any) -> dict[str, Any]:
     """The valid manifest with another value at a path such as ``root.size``; ... removes the key."""
     fields = copy.deepcopy(VALID)
@@ -166,6 +169,8 @@ HOSTILE: list[tuple[str, Any, str]] = [
     ("root as kernel", changed("root/media_type", "application/vnd.vhpc.kernel.elf"), "Invalid enum"),
     ("no media type", changed("kernel/media_type", ""), "Invalid enum value"),
     ("other firmware", changed("firmware", "coreboot"), "Invalid enum value"),
+    ("kernel of a PC for Arm", changed("arch", "aarch64"), "no guest of aarch64 starts"),
+    ("kernel of Arm for a PC", changed("kernel/media_type", ARM_KERNEL), "no guest of x86_64 starts"),
     ("UEFI with an ELF kernel", changed("firmware", "uefi"), "UEFI does not start an ELF kernel"),
     ("arch with a path", changed("arch", "../x"), "regex"),
     # the kernel command line
@@ -246,7 +251,7 @@ def test_the_table_of_hostile_manifests_has_no_duplicates() -> None:
 # --- the published schema --------------------------------------------------------------------------
 
 # Rules that the schema cannot express: encodings, and rules about characters or several keys.
-BEYOND = ("control characters", "NUL", "cmdline has", "UEFI", "RFC", "KiB")
+BEYOND = ("control characters", "NUL", "cmdline has", "UEFI", "RFC", "KiB", "no guest of")
 
 
 def _validator() -> jsonschema.Draft202012Validator:

@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from domain_cases import CASES, DEVICES, FLAT, RUN, SHARES, spec
+from domain_cases import CASES, DEVICES, FLAT, RUN, SHARES, on_arm, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.boot import kernel_cmdline
@@ -172,7 +173,7 @@ def test_the_highest_apic_id_is_the_one_that_qemu_gives(shape: tuple[int, int, i
     assert iommu.highest_id(GuestTopology(*shape)) == APIC_IDS[shape]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].architecture is X86_64])
 def test_interrupts_are_remapped_only_with_wide_apic_ids(
     case: str,
 ) -> None:
@@ -188,6 +189,37 @@ def test_interrupts_are_remapped_only_with_wide_apic_ids(
     assert (None if ioapic is None else ioapic.get("driver")) == (
         "qemu" if large else "kvm" if CASES[case].kvm else None
     )
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("aarch64-")])
+def test_arm_guests_have_nothing_of_a_pc(case: str) -> None:
+    """libvirt refuses each of these on aarch64 (qemu_validate.c), and ACPI without UEFI."""
+    domain = ET.fromstring(render(CASES[case]))
+    kind = domain.find("os/type")
+    assert kind is not None
+    assert (kind.get("arch"), kind.get("machine")) == ("aarch64", "virt")
+    for path in ("apic", "ioapic", "vmport", "kvm"):
+        assert domain.find(f"features/{path}") is None
+    for path in ("cpu/cache", "cpu/maxphysaddr", "cpu/feature", "clock/timer", "devices/iommu"):
+        assert domain.find(path) is None
+    assert domain.find("devices/controller/pcihole64") is None
+    assert (domain.find("features/acpi") is None) == (domain.find("os/loader") is None)
+    assert "console=ttyAMA0" in domain.findtext("os/cmdline", "").split()
+
+
+def test_an_image_of_another_architecture_is_the_users_error() -> None:
+    with pytest.raises(UserError, match="guests run on x86_64 and aarch64, not on 'riscv64'"):
+        replace(spec(FLAT), manifest=replace(spec(FLAT).manifest, arch="riscv64"))
+
+
+def test_arm_guests_need_a_newer_libvirt() -> None:
+    with pytest.raises(NodeError, match=r"libvirt 9\.0\.0 is too old: guests of aarch64 need 9\.1\.0"):
+        on_arm(FLAT, libvirt_version=9_000_000)
+
+
+def test_arm_guests_with_devices_need_a_uefi() -> None:
+    with pytest.raises(NodeError, match="no UEFI for guests with devices"):
+        on_arm(DEVICES)
 
 
 HOSTILE = ["a'/><x y='", 'a"b', "<x/>", "a&b", "a\nb", "a,b=c", "a b", "a\0", "", "\u00e9", "../a", "a" * 300]
@@ -217,7 +249,7 @@ def test_memory_for_device_writes_is_populated_before_the_run() -> None:
 
 
 def test_nothing_of_pci_is_in_a_guest_without_devices() -> None:
-    for case in set(CASES) - {"devices", "256-vcpus-devices", "gpu-parts"}:
+    for case in set(CASES) - {"devices", "256-vcpus-devices", "gpu-parts", "aarch64-devices"}:
         domain = ET.fromstring(render(CASES[case]))
         assert domain.find("devices/hostdev") is None
         assert domain.find("devices/controller[@type='pci']") is None

@@ -11,6 +11,7 @@ import pytest
 from gpu_plans import ALL, CONFIG, GPUS, SOCKET_0, SOCKET_1, attempt, devices, gpu_host, gres, planned
 from placement_rig import case_of, fitted
 
+from vhpc_slurm.architecture import AARCH64, X86_64
 from vhpc_slurm.config import Config, Devices, Placement
 from vhpc_slurm.device import HostDevice, NodeDevices
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -332,7 +333,7 @@ GIB = 1 << 30
 )
 def test_the_hole_holds_all_large_bars(bars: list[int], hole: int) -> None:
     functions = [function(f"0000:{n:02x}:00.0", bar=bar) for n, bar in enumerate(bars, 1)]
-    assert pci.hole_bytes(of_class("gpu", functions)) == hole
+    assert pci.hole_bytes(of_class("gpu", functions), X86_64) == hole
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,17 @@ def test_the_hole_holds_all_large_bars(bars: list[int], hole: int) -> None:
     ],
 )
 def test_address_bits_hold_memory_and_the_hole_behind_it(memory_mib: int, hole: int, bits: int) -> None:
-    assert pci.address_bits(memory_mib, hole) == bits
+    assert pci.address_bits(memory_mib, hole, X86_64) == bits
+
+
+@pytest.mark.parametrize(("count", "fits"), [(4, True), (5, False)])
+def test_an_arm_machine_has_512_gib_for_bars(host: HostInventory, count: int, fits: bool) -> None:
+    """QEMU's docs/system/arm/virt.rst, highmem-mmio-size, which libvirt cannot set."""
+    functions = [function(f"0000:{n:02x}:00.0", bar=128 * GIB) for n in range(1, count + 1)]
+    hole = pci.hole_bytes(of_class("gpu", functions), AARCH64)
+    reasons = pci.check_bits(1024, hole, replace(host, kvm=True, address_bits=0), AARCH64)
+    assert bool(reasons) != fits
+    assert fits or "libvirt gives a machine of aarch64 512 GiB" in reasons[0].line()
 
 
 def test_bars_beyond_the_cpus_address_space_are_refused(host: HostInventory) -> None:

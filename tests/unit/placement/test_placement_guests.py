@@ -325,6 +325,14 @@ def test_auto_takes_the_largest_pages_that_suffice() -> None:
     assert planned(both, range(8), 8192, hugepages="auto").guests[0].hugepage_kib == M2
 
 
+def test_auto_takes_what_a_kernel_with_64_kib_pages_has() -> None:
+    """Documentation/arch/arm64/hugetlbpage.rst: 2 MiB and 512 MiB, no 1 GiB."""
+    arm = pools(host(), (M2, 4096, 4096), (524288, 10, 10))
+    assert planned(arm, range(8), 4096, hugepages="auto").guests[0].hugepage_kib == 524288
+    assert planned(arm, range(8), 8192, hugepages="auto").guests[0].hugepage_kib == M2
+    assert planned(arm, range(8), 4096, hugepages="512M").guests[0].hugepage_kib == 524288
+
+
 def test_auto_does_not_take_pages_that_waste_much() -> None:
     both = pools(host(), (M2, 4096, 4096), (G1, 4, 4))
     assert planned(both, range(8), 3500, hugepages="auto").guests[0].hugepage_kib == M2

@@ -200,7 +200,7 @@ def test_the_same_signature_is_kept_once(site: Site) -> None:
 def test_gc_deletes_the_signatures_of_deleted_images(site: Site) -> None:
     site.add(signed(site.key("ops"), site.manifest))
     assert edit.collect(site.catalog, 0).removed == ()
-    digest = edit.remove(site.catalog, ImageRef("base"))
+    (digest,) = edit.remove(site.catalog, ImageRef("base"))
     planned = edit.collect(site.catalog, 0, dry_run=True).removed
     assert planned == edit.collect(site.catalog, 0).removed
     assert {item.kind for item in planned} == {"manifest", "blob", "signature"}

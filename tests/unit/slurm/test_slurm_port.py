@@ -268,6 +268,7 @@ def test_gres_of_a_node_are_counted_by_name(gres: str, name: str, count: int | N
     text = f"NodeName=n1 Arch=x86_64 CoresPerSocket=8 Gres={gres} RealMemory=4000 AllocMem=0\n"
     (node,) = parse_node_resources(text)
     assert (node.name, node.memory_mib, node.gres_count(name)) == ("n1", 4000, count)
+    assert node.arch == "x86_64"
 
 
 def test_every_node_and_partition_has_one_line() -> None:

@@ -34,6 +34,7 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.slurm.port import (
     JobStatus,
+    NodeResources,
     NoSuchJobError,
     NotRequeueableError,
     RunningJob,
@@ -73,6 +74,9 @@ class Ctld:
         self.cancelled.append(job_id)
         if self.down:
             raise FabricError("scancel failed")
+
+    def node_resources(self) -> tuple[NodeResources, ...]:
+        return ()
 
     def may_requeue(self, job_id: int) -> bool:
         return self.may

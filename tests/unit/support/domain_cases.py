@@ -63,6 +63,13 @@ def spec(plan: GuestPlan, **changes: Any) -> DomainSpec:
     return changed(base, **changes)
 
 
+def on_arm(plan: GuestPlan, **changes: Any) -> DomainSpec:
+    """The domain of a guest on a node like NVIDIA's Grace: Neoverse V2 without SMT."""
+    made = spec(plan, **({"cpu_vendor": "0x41", "libvirt_version": 9_001_000} | changes))
+    host, manifest = replace(made.host, arch="aarch64"), replace(made.manifest, arch="aarch64")
+    return replace(made, host=host, manifest=manifest)
+
+
 def changed(base: DomainSpec, **changes: Any) -> DomainSpec:
     """A domain with other values of its fields, else of the guest, of the files of the guest, and so on."""
 
@@ -164,6 +171,7 @@ def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
     return replace(plan, **changes)
 
 
+UEFI = "/usr/share/AAVMF/AAVMF_CODE.no-secboot.fd"
 NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64")
 NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
 SHARES = tuple(Share(tag, f"/{tag}", read_only=False, why="site") for tag in ("home", "work", "scratch"))
@@ -200,4 +208,11 @@ CASES = {
     "1024-vcpus": spec(large(GuestTopology(8, 1, 64, 2)), libvirt_version=11_003_000),
     # 240 vCPUs, and APIC IDs up to 335: a third socket's begin at 256
     "three-sockets": spec(large(GuestTopology(3, 1, 40, 2))),
+    "aarch64-kvm": on_arm(FLAT, shares=SHARES),
+    "aarch64-saveable": replace(on_arm(FLAT), saveable=True),
+    "aarch64-tcg": on_arm(FLAT, kvm=False, emulator="/usr/bin/qemu-system-aarch64"),
+    "aarch64-two-cells": on_arm(replace(TWO_CELLS, hugepage_kib=524288, interface=NIC, nat=NAT), mtu=1450),
+    "aarch64-devices": on_arm(replace(DEVICES, hugepage_kib=524288), firmware=UEFI),
+    # both sockets of a Grace superchip; one more than APIC IDs of eight bits reach
+    "aarch64-288-vcpus": on_arm(large(GuestTopology(2, 1, 144, 1))),
 }

@@ -21,7 +21,7 @@ def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest", **key
     fields = BASE | keys
     for part, data in (("kernel", b"kernel"), ("initrd", b"initrd"), ("root", root)):
         sha256 = hashlib.sha256(data).hexdigest()
-        fields[part] = BASE[part] | {"sha256": sha256, "size": len(data)}
+        fields[part] = fields[part] | {"sha256": sha256, "size": len(data)}
         (catalog / "blobs/sha256").mkdir(parents=True, exist_ok=True)
         (catalog / "blobs/sha256" / sha256).write_bytes(data)
     raw = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

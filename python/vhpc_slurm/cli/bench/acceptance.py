@@ -243,7 +243,7 @@ def _check(config: Config, wish: Wish) -> None:
     ref = ImageRef.parse(wish.image)
     catalogue = site_catalog(config.images)
     if not ref.own and catalogue.path.is_dir():  # a login host may have no access; then the job reports it
-        catalogue.resolve(ref)
+        catalogue.all_of(ref)
     if wish.nodes > 1 and "job" not in config.network.allowed:
         raise UserError(
             "vhpc bench job needs --vhpc-network=job, which this site does not allow",

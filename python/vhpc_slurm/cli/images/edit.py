@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,11 +34,12 @@ def tag(
 ) -> int:
     """Let the name NEW point to an image (owner of the catalogue)."""
     where = options.catalog(options.config(), catalog, source, target)
-    image = edit.tag(where.path, ImageRef.parse(source), ImageRef.parse(target))
-    if as_json:
-        output.write_json({"image": str(image.ref), "digest": image.digest})
-    else:
+    images = edit.tag(where.path, ImageRef.parse(source), ImageRef.parse(target))
+    for image in () if as_json else images:
         print(f"{image.ref} {image.digest}")
+    if as_json:
+        found = [{"image": str(image.ref), "digest": image.digest} for image in images]
+        output.write_json(found[0] if len(found) == 1 else found)
     return 0
 
 
@@ -54,7 +55,11 @@ def rm(
     for ref in wanted:
         if not ref.digest and (ref.name, ref.tag) not in known:
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls")
-    done = [{"image": str(ref), "digest": edit.remove(where.path, ref) or None} for ref in wanted]
+    done = [
+        {"image": str(ref), "digest": digest}
+        for ref in wanted
+        for digest in edit.remove(where.path, ref) or (None,)
+    ]
     if as_json:
         output.write_json(done)
         return 0
@@ -103,12 +108,12 @@ def verify(
     sound: set[tuple[str, int]] = set()
     count = counter(progress, "verified", _total(where, wanted))
     results: list[dict[str, Any]] = []
-    for ref in wanted:
+    for ref, one in _each(where, wanted):
         row: dict[str, Any] = dict.fromkeys(("digest", "signers", "problem", "rules"))
         row = {"image": str(ref)} | row
         results.append(row)
         try:
-            image = where.resolve(ref)
+            image = one or where.resolve(ref)
             _verify(where, image, sound, count)
             row["digest"] = image.digest
             if config.images.allowed_signers:
@@ -223,12 +228,24 @@ def _signature(path: Path) -> bytes:
     return parts[0]
 
 
+def _each(
+    catalog: FolderCatalog, wanted: Sequence[ImageRef]
+) -> Iterator[tuple[ImageRef, ImageIdentity | None]]:
+    """Each name with its images of all architectures; None: it cannot be resolved."""
+    for ref in wanted:
+        try:
+            yield from ((ref, image) for image in catalog.all_of(ref))
+        except UserError:
+            yield ref, None
+
+
 def _total(catalog: FolderCatalog, wanted: Sequence[ImageRef]) -> int:
     """Bytes of all blobs of images, each once."""
     found: dict[str, int] = {}
     for ref in wanted:
         with contextlib.suppress(UserError):  # the result has the error
-            found |= {blob.sha256: blob.size for blob in with_list(catalog.resolve(ref).manifest)}
+            images = catalog.all_of(ref)
+            found |= {blob.sha256: blob.size for image in images for blob in with_list(image.manifest)}
     return sum(found.values())
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Generator, Sequence
 from typing import Annotated, Any
@@ -70,7 +71,7 @@ def stage(
     """Copy an image of the site into the store of this node, as Prolog does when a job starts (root)."""
     config = options.config()
     context.need_root("image stage")
-    image, layout = _image(config, name, "stage"), Layout(config)
+    image, layout = _image(config, name, "stage", platform.machine()), Layout(config)
     if peers:
         with imagepeers.joined(layout, image) as lineage:
             imagepeers.say(_staged(layout, image, lineage))
@@ -160,14 +161,14 @@ def _copies(
     )
 
 
-def _image(config: Config, name: str, verb: str) -> ImageIdentity:
+def _image(config: Config, name: str, verb: str, arch: str = "") -> ImageIdentity:
     ref = ImageRef.parse(name)
     if ref.own:
         raise UserError(
             f"vhpc image {verb} copies images of the site only",
             f"{ref.label} is an image of a user, copied with the user's rights when a job starts",
         )
-    return site_catalog(config.images).resolve(ref)
+    return site_catalog(config.images).resolve(ref, arch)
 
 
 def _label(image: ImageIdentity) -> str:

@@ -15,6 +15,7 @@ from vhpc_slurm import policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.architectures import Architectures
 from vhpc_slurm.controller.api.changes import Changes, Key, of_cluster
 from vhpc_slurm.controller.api.components import Component, Components, LateError
 from vhpc_slurm.controller.leases import (
@@ -77,6 +78,7 @@ class Starting:
         self._network = config.network
         self._locate = locate
         self._slurm = slurm
+        self._architectures = Architectures(slurm)
         self._components = Components()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._changes = changes or Changes()
@@ -152,7 +154,8 @@ class Starting:
             return Wanted(job, allocation, cluster_rules.NotOfAccountError(job))
         found = await write(opening.own, job, allocation) if job.restart else None
         if found is None and job.resume is None:
-            return Wanted(job, allocation, await aside(look_up, self._config, job))
+            of_nodes = await aside(self._architectures.of, allocation.node_names)
+            return Wanted(job, allocation, await aside(look_up, self._config, job, of_nodes))
         if found is None:
             found = await write(opening.resumed, job, allocation)
         if isinstance(found, UserError):

@@ -91,7 +91,7 @@ def _check_name(catalog: FolderCatalog, rule: Rule, image: ImageIdentity, node: 
     if image.ref.own or image.ref.digest or "*" in rule.images:
         return
     try:
-        now = catalog.pointed(image.ref)
+        now = catalog.pointed(image.ref).get(image.manifest.arch, "")
     except OSError as err:
         now = f"nothing: {err.strerror}"
     if now != image.digest:

@@ -33,8 +33,8 @@ from vhpc_slurm.record import Record
 
 GPU_NODES = Path("/dev/vhpc")
 LOCAL_MAJORS = range(240, 255)
-PAGE_KIB = {"2M": 2048, "1G": 1048576}
-_POOL = re.compile(r"(2M|1G):([0-9]{1,4})=([0-9]{1,9})", re.ASCII)
+PAGE_KIB = {"2M": 2048, "512M": 524288, "1G": 1048576}
+_POOL = re.compile(r"(2M|512M|1G):([0-9]{1,4})=([0-9]{1,9})", re.ASCII)
 _DRIVER_PAUSE_S = 0.1
 _GPU_NODE = re.compile(r"gpu[0-9]{1,4}", re.ASCII)
 

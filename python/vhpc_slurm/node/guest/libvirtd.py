@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from vhpc_slurm.domain.boot import MACHINE
+from vhpc_slurm.architecture import Architecture
 from vhpc_slurm.errors import NodeError, TeardownError
 
 T = TypeVar("T")
@@ -25,7 +25,6 @@ WATCH_S = 0.25
 CONNECT_S = 30.0
 """Longest wait for a connection; a health check, which Slurm ends after a minute, must still report it."""
 UNIX_SOCKETS = Path("/proc/net/unix")
-ARCH = "x86_64"
 REFUSALS = (
     "VIR_ERR_ARGUMENT_UNSUPPORTED",
     "VIR_ERR_CONFIG_UNSUPPORTED",
@@ -102,7 +101,7 @@ class Hypervisor:
         """libvirt's capabilities XML."""
         return str(self._call("ask libvirt's capabilities", self._timeout_s, self._conn.getCapabilities))
 
-    def most_vcpus(self, kind: Literal["kvm", "qemu"], emulator: str = "") -> int:
+    def most_vcpus(self, kind: Literal["kvm", "qemu"], architecture: Architecture, emulator: str = "") -> int:
         """How many vCPUs the installed QEMU, and with KVM this kernel, give a guest at most.
 
         Source: https://libvirt.org/formatdomaincaps.html, ``vcpu``.
@@ -112,7 +111,8 @@ class Hypervisor:
         """
 
         def ask() -> str:
-            return str(self._conn.getDomainCapabilities(emulator or None, ARCH, MACHINE, kind, 0))
+            machine = architecture.name, architecture.machine
+            return str(self._conn.getDomainCapabilities(emulator or None, *machine, kind, 0))
 
         xml = self._call("ask libvirt how many vCPUs a guest may have", self._timeout_s, ask)
         try:

@@ -13,6 +13,7 @@ import platform
 import re
 from pathlib import Path
 
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
@@ -20,6 +21,7 @@ from vhpc_slurm.node.host import cells, pci, sysfs, topology
 
 PROC = Path("/proc")
 KVM_DEVICE = Path("/dev/kvm")
+KVM_HINT = "load kvm_intel or kvm_amd (x86), and enable virtualization in the firmware"
 
 
 def read_inventory(
@@ -54,11 +56,11 @@ def read_inventory(
         raise NodeError(f"cannot read the topology of {node} below {root}", str(err)) from err
     if not found.online:
         raise NodeError(f"{root} lists no online CPU", "", "check host.sysfs_root")
-    kvm, reason = decide_kvm(config.guests.accelerator, cpuinfo, kvm_device)
+    kvm, reason = decide_kvm(config.guests.accelerator, cpuinfo, kvm_device, platform.machine())
     bits = re.search(r"^address sizes\s*:\s*([0-9]{1,2}) bits physical", cpuinfo, re.MULTILINE)
     return HostInventory(
         node=node,
-        cpu_vendor=_cpuinfo_field(cpuinfo, "vendor_id"),
+        cpu_vendor=_vendor(cpuinfo),
         cpus=tuple(sorted([*found.online, *found.offline])),
         cells=host_cells,
         abstract=tuple(cpu.os_cpu for cpu in found.online if slurm_cpus >> cpu.os_cpu & 1),
@@ -73,17 +75,21 @@ def read_inventory(
     )
 
 
-def decide_kvm(accelerator: str, cpuinfo: str, kvm_device: Path = KVM_DEVICE) -> tuple[bool, str]:
+def decide_kvm(
+    accelerator: str, cpuinfo: str, kvm_device: Path = KVM_DEVICE, arch: str = X86_64.name
+) -> tuple[bool, str]:
     """Whether guests use KVM here, and the reason in one clause.
 
-    That the device opens proves little: software modules provide ``/dev/kvm`` on
+    That the device opens proves little on x86: software modules provide ``/dev/kvm`` on
     CPUs without virtualization, and distribution kernels do not boot there.
-    So the CPU must show svm or vmx as well, unless the site requires KVM.
+    So the CPU must show svm or vmx as well, unless the site requires KVM. An Arm kernel
+    has the device only if it was started in EL2 (Documentation/arch/arm64/booting.rst).
 
     Args:
         accelerator: the site's setting: ``auto``, ``kvm`` or ``tcg``.
         cpuinfo: text of /proc/cpuinfo.
         kvm_device: the device file that QEMU would open.
+        arch: of this machine.
 
     Raises:
         NodeError: the site requires KVM and the device does not open.
@@ -96,13 +102,16 @@ def decide_kvm(accelerator: str, cpuinfo: str, kvm_device: Path = KVM_DEVICE) ->
             raise NodeError(
                 "guests.accelerator = kvm, but KVM is not usable",
                 problem,
-                "load kvm_intel or kvm_amd, enable virtualization in the firmware, or set accelerator = auto",
+                f"{KVM_HINT}, or set accelerator = auto",
             )
         return True, "guests.accelerator = kvm"
     if problem:
         return False, problem
+    needed = ARCHITECTURES.get(arch, X86_64).kvm_flags
+    if not needed:
+        return True, f"{kvm_device} opens"
     flags = set(_cpuinfo_field(cpuinfo, "flags").split())
-    for flag in ("vmx", "svm"):
+    for flag in needed:
         if flag in flags:
             return True, f"{kvm_device} opens and the CPU has {flag}"
     return False, f"{kvm_device} opens, but the CPU shows neither svm nor vmx"
@@ -124,6 +133,13 @@ def _cpuinfo_field(cpuinfo: str, key: str) -> str:
     return match[1].strip() if match else ""
 
 
+def _vendor(cpuinfo: str) -> str:
+    """The vendor of the first CPU; on Arm the number of its implementer, such as 0x41."""
+    return _cpuinfo_field(cpuinfo, "vendor_id") or _cpuinfo_field(cpuinfo, "CPU implementer")
+
+
 def cpu_model(proc_root: Path = Path("/proc")) -> str:
-    """What the first CPU calls itself; empty if the kernel does not say."""
-    return _cpuinfo_field(sysfs.text(str(proc_root / "cpuinfo")) or "", "model name")
+    """What the first CPU calls itself; on Arm its part and variant; empty if the kernel does not say."""
+    cpuinfo = sysfs.text(str(proc_root / "cpuinfo")) or ""
+    numbers = (_cpuinfo_field(cpuinfo, key) for key in ("CPU part", "CPU variant", "CPU revision"))
+    return _cpuinfo_field(cpuinfo, "model name") or " ".join(filter(None, numbers))

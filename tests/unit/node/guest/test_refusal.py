@@ -85,7 +85,7 @@ class Libvirt:
     def capabilities(self) -> str:
         return capabilities(self.host)
 
-    def most_vcpus(self, _kind: str, _emulator: str = "") -> int:
+    def most_vcpus(self, _kind: str, _architecture: object, _emulator: str = "") -> int:
         return self.most
 
     def version(self) -> tuple[int, int]:
@@ -227,6 +227,7 @@ WISHES: dict[str, Any] = {
 }
 OF_THE_NODE = {
     *("name", "generation", "host", "manifest", "gid", "libvirt_version", "emulator", "partition"),
+    "firmware",
     *("uid", "run_dir", "root", "agent_socket", "console_log", "index", "hostname", "saveable"),
 }
 

@@ -76,8 +76,9 @@ def test_cores_and_sockets_hold_the_same_cpus_as_hwlocs(
 
 def test_cells_have_the_cpus_and_the_memory_that_hwloc_sees(machine: tuple[HostInventory, Hwloc]) -> None:
     host, truth = machine
-    assert {cell.cell: set(cell.cpus) for cell in host.cells} == truth.cells
-    for cell in host.cells:
+    # hwloc leaves out the memory of NVIDIA's GPUs, which POWER9 and Grace have as cells
+    assert {cell.cell: set(cell.cpus) for cell in host.memory_cells} == truth.cells
+    for cell in host.memory_cells:
         size, unit = re.fullmatch(r"(\d+)(MB|GB)", truth.memory[cell.cell]).groups()  # type: ignore[union-attr]
         step = {"MB": 1, "GB": 1024}[unit]
         assert abs(cell.memory_mib - int(size) * step) <= step
@@ -88,9 +89,32 @@ def test_distances_match_hwlocs_latency_matrix(
 ) -> None:
     host, truth = machine
     if truth.distances:
-        assert {cell.cell: dict(cell.distances) for cell in host.cells} == truth.distances
+        own = truth.distances.keys()
+        ours = {cell.cell: dict(cell.distances) for cell in host.memory_cells}
+        assert {
+            cell: {to: far for to, far in row.items() if to in own} for cell, row in ours.items()
+        } == truth.distances
     else:
         assert [cell.distances for cell in host.cells] == [((host.cells[0].cell, 10),)]
+
+
+def test_the_memory_of_gpus_is_not_the_hosts(trees: Trees) -> None:
+    """A POWER9 with six GPUs: the driver's numa_status in the tree names cells 250 to 255."""
+    host = read(trees("nvidiagpunumanodes"))
+    gpus = {cell.cell: cell.gpu for cell in host.cells if cell.gpu}
+    assert set(gpus) == set(range(250, 256))
+    assert gpus[255] == "0004:05:00.0"
+    assert all(cell.memory_mib > 15000 and not cell.cpus for cell in host.cells if cell.gpu)
+    assert [cell.cell for cell in host.memory_cells] == [0, 8]
+    assert round(host.memory_mib / 1024) == 252  # the tree's console file: total=252GiB
+
+
+def test_an_arm_machine_has_clusters_but_no_smt(trees: Trees) -> None:
+    host = read(trees("128arm-2pa2n8cluster4co"))
+    assert len({cpu.core for cpu in host.cpus}) == len(host.cpus) == 128
+    assert len({cpu.socket for cpu in host.cpus}) == 2
+    assert host.cpu_vendor == "0x48"  # HiSilicon, in Arm's list of implementers
+    assert not host.invariant_tsc
 
 
 def test_offline_cpus_are_listed_but_not_counted(trees: Trees) -> None:
@@ -209,6 +233,19 @@ def test_kvm_needs_a_device_a_capable_cpu_and_the_sites_leave(
     usable, why = inventory.decide_kvm(accelerator, CPUINFO.format(flag), path)
     assert usable is kvm
     assert reason in why
+
+
+def test_an_arm_kernel_with_a_kvm_device_has_kvm(tmp_path: Path) -> None:
+    cpuinfo = "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n"
+    assert inventory.decide_kvm("auto", cpuinfo, Path(os.devnull), "aarch64")[0]
+    assert not inventory.decide_kvm("auto", cpuinfo, tmp_path / "kvm", "aarch64")[0]
+
+
+def test_cpus_of_arm_are_told_apart_by_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n"
+    )
+    assert inventory.cpu_model(tmp_path) == "0xd4f 0x0 0"
 
 
 def test_a_site_that_requires_kvm_gets_an_error_without_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import pwd
 import re
 import subprocess
@@ -11,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm import __version__
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain import iommu
-from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
+from vhpc_slurm.domain.spec import format_version
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.guest import libvirtd, refusal
@@ -96,7 +98,7 @@ def kvm(host: HostInventory) -> CheckResult:
     return warn(
         "node.kvm",
         f"NO KVM: guests run in software emulation (TCG), 10 to 100 times slower: {host.kvm_reason}",
-        "load kvm_intel or kvm_amd and enable virtualization in the firmware; TCG suffices for tests only",
+        f"{inventory.KVM_HINT}; TCG suffices for tests only",
     )
 
 
@@ -127,9 +129,10 @@ def hypervisor(config: Config) -> Iterator[CheckResult]:
         )
         return
     text = format_version(libvirt_version)
-    if libvirt_version < LIBVIRT_OLDEST:
+    oldest = ARCHITECTURES.get(platform.machine(), X86_64).libvirt_oldest
+    if libvirt_version < oldest:
         yield error(
-            "node.libvirt", f"libvirt {text} is too old", f"install {format_version(LIBVIRT_OLDEST)} or newer"
+            "node.libvirt", f"libvirt {text} is too old", f"install {format_version(oldest)} or newer"
         )
     else:
         yield ok("node.libvirt", f"libvirt {text} at {config.guests.libvirt_uri}")
