@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vhpc_slurm.hardware import PciFunction
 from vhpc_slurm.node.host import pcie
-from vhpc_slurm.node.host.pcie import Controls, downstream
+from vhpc_slurm.node.host.pcie import Controls, common, downstream
 from vhpc_slurm.record import Record
 
 FAST_QEMU = 10_001_000
@@ -55,7 +55,7 @@ def pairs(gpus: Iterable[PciFunction], adapters: Sequence[PciFunction]) -> list[
     """For each GPU the adapters that are nearest to it, of those below a switch with it."""
     found = []
     for gpu in gpus:
-        shared = {one.address: _common(gpu.bridges, one.bridges) for one in adapters}
+        shared = {one.address: common(gpu.bridges, one.bridges) for one in adapters}
         best = max(shared.values(), default=0)
         if best < 2 or best % 2:  # the last common bridge is the upstream port of no switch
             continue
@@ -92,13 +92,3 @@ def slow_bars(functions: Iterable[PciFunction], qemu: int) -> list[str]:
     if not qemu or qemu >= FAST_QEMU:
         return []
     return [one.address for one in functions if any(bar.size >= LARGE_BAR for bar in one.bars)]
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Number of bridges that both have from the root port down."""
-    count = 0
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
-            break
-        count += 1
-    return count

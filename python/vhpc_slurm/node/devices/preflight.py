@@ -69,11 +69,11 @@ class NotViableError(DeviceError):
 
 
 class SharedGroupError(DeviceError):
-    """Another function of its IOMMU group belongs to a guest of another job."""
+    """Another function of its IOMMU group, or one that it can reach, belongs to a guest of another job."""
 
 
 class NotIsolatedError(DeviceError):
-    """A port of a switch above the function lets it reach other devices without the IOMMU."""
+    """The function and one of the host can reach each other below a switch without the IOMMU."""
 
 
 class NoResetError(DeviceError):
@@ -278,13 +278,22 @@ def check_group(case: CheckInput, path: str, address: str) -> int:
             raise kind(
                 f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, hint
             )
-    if open_ports := pcie.unguarded(case.root, address):
-        raise NotIsolatedError(
-            f"device {address} is not isolated: ACS of {', '.join(open_ports)} is off",
-            "it could reach devices of other jobs below the same switch without the IOMMU",
-            "remove what turns ACS off (setpci ... ECAP_ACS), and reboot the node",
-        )
+    _check_isolation(case, address)
     return int(group)
+
+
+def _check_isolation(case: CheckInput, address: str) -> None:
+    """Check that no other holder has a device below the same switches that ports do not isolate."""
+    for other, port in pcie.unguarded(case.root, address).items():
+        driver = bound_to(case.root, other)
+        idle = other not in case.held and driver in ("", VFIO, *BRIDGE_DRIVERS)
+        if other in case.mine or idle:
+            continue
+        what = f"device {address} is not isolated from {other}: ACS of port {port} is off or missing"
+        hint = "remove what turns ACS off (setpci ... ECAP_ACS), or put the two below different switches"
+        if other in case.held:
+            raise SharedGroupError(what, f"a guest of {case.held[other]} has {other}", hint)
+        raise NotIsolatedError(what, f"{driver} of the host has {other}", hint)
 
 
 def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:

@@ -63,25 +63,56 @@ def downstream(bridges: Sequence[str], start: int = 1) -> list[str]:
     return [port for at, port in enumerate(bridges) if at >= max(start, 1) and at % 2 == 0]
 
 
-def unguarded(sysfs_root: str, address: str) -> list[str]:
-    """Ports of switches above a function that do not isolate it, although its IOMMU group says so.
+def unguarded(sysfs_root: str, address: str) -> dict[str, str]:
+    """Functions below the same switches that one can reach, or that can reach it, without the IOMMU.
 
-    The kernel makes groups at boot; a port that isolates nothing then is in the function's own group.
-    Root ports are not judged: the kernel knows some whose registers are not those of the specification.
+    By their addresses, with the port whose ACS is off or missing.  IOMMU groups do not show it: the kernel
+    makes them at boot, and before its series "Fix incorrect iommu_groups with PCIe ACS" devices below ports
+    without ACS had groups of their own (seen with 6.12).  Root ports are not judged: some have registers that
+    only the kernel knows.
     """
-    path = folder(sysfs_root, address)
-    own, found = _group(path), []
-    for port in downstream(pci.place(sysfs.link(path))[1]):
-        above = folder(sysfs_root, port)
-        has = controls(above)
-        off = has is not None and has.acs_can & ISOLATION & ~has.acs_on
-        if off and _group(above) != own:
-            found.append(port)
+    found: dict[str, str] = {}
+    own = pci.place(sysfs.link(folder(sysfs_root, address)))[1]
+    if not downstream(own):
+        return found
+    chains = _chains(sysfs_root)
+    isolating: dict[str, bool] = {}
+    for other, chain in chains.items():
+        shared = common(own, chain)
+        if shared < 2 or shared % 2 or shared >= min(len(own), len(chain)):
+            continue  # they part at the upstream port of no switch
+        for port in (own[shared], chain[shared]):
+            if port not in isolating:
+                isolating[port] = _isolates(folder(sysfs_root, port))
+            if not isolating[port] and not _is_bridge(folder(sysfs_root, other)):
+                found[other] = port
     return found
 
 
-def _group(path: str) -> str:
-    return sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
+def common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Number of bridges that two functions share, from the root port down."""
+    count = 0
+    for mine, its in zip(one, other, strict=False):
+        if mine != its:
+            break
+        count += 1
+    return count
+
+
+def _chains(sysfs_root: str) -> dict[str, tuple[str, ...]]:
+    """Bridges above each function, from the root port down."""
+    devices = f"{sysfs_root}/bus/pci/devices"
+    return {name: pci.place(sysfs.link(f"{devices}/{name}"))[1] for name in sysfs.listing(devices)}
+
+
+def _isolates(path: str) -> bool:
+    """Whether a port redirects all that the kernel requires; also if it cannot be read."""
+    has = controls(path)
+    return has is None or (has.acs_can != 0 and not has.acs_can & ISOLATION & ~has.acs_on)
+
+
+def _is_bridge(path: str) -> bool:
+    return sysfs.text_or_empty(f"{path}/class").startswith("0x0604")
 
 
 def config_space(path: str, offset: int, size: int) -> bytes:

@@ -87,12 +87,14 @@ def test_a_node_without_a_common_switch_is_ok(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("devices.acs")
-def test_ports_that_no_longer_isolate_are_an_error(tree: MachineTree) -> None:
-    for port in ports(tree)[:1]:
-        give(tree, port, acs=(PORT_CAN, PORT_OPEN))
+@pytest.mark.parametrize("acs", [(PORT_CAN, PORT_OPEN), None], ids=["off", "missing"])
+def test_ports_that_isolate_nothing_are_an_error(tree: MachineTree, acs: tuple[str, str] | None) -> None:
+    give(tree, "0000:44:00.0", acs=acs)
     one = found(tree)["devices.acs"]
     assert one.level is Level.ERROR
-    assert one.what.startswith("ACS is off in 0000:44:00.0: no guest gets a device below")
+    assert one.what.startswith(
+        "ACS is off or missing in 0000:44:00.0: devices below a switch with them reach"
+    )
 
 
 def test_large_bars_need_a_new_qemu(tree: MachineTree) -> None:

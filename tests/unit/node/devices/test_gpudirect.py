@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from captured import read
-from device_rig import Rig, clear, device_rig, take
+from captured import read, unpack
+from device_rig import Rig, clear, device_rig, passthrough, take
 from fake_pci_device import Device
 from real_machines import (
     A100,
@@ -25,9 +25,10 @@ from real_machines import (
 )
 
 from vhpc_slurm.hardware import PciBar, PciFunction
-from vhpc_slurm.node.devices import direct
+from vhpc_slurm.node.devices import assignment, direct
+from vhpc_slurm.node.devices.device_class import HostState
 from vhpc_slurm.node.devices.preflight import NotIsolatedError, SharedGroupError
-from vhpc_slurm.node.host import pcie
+from vhpc_slurm.node.host import pcie, sysfs
 from vhpc_slurm.node.host.pcie import Controls
 
 rig = device_rig
@@ -177,30 +178,55 @@ def port_above(rig: Rig, device: Device) -> Device:
     return rig.pci.devices[device.path.split("/")[-2]]
 
 
-@pytest.mark.promise("devices.acs")
-@pytest.mark.parametrize("role", ["gpu", "vf"])
-def test_a_device_below_an_open_port_goes_to_no_guest(rig: Rig, role: str) -> None:
-    """A guide for bare metal was followed after the kernel had made the groups."""
-    device = (rig.gpus if role == "gpu" else rig.vfs)[0]
+def open_port(device: Device, rig: Rig) -> Device:
+    """The port above a device, after setpci as guides for bare metal say."""
     port = port_above(rig, device)
-    port.config[:] = with_controls(bytes(port.config), acs=(PORT_CAN, PORT_HAS))
-    take(rig, device, role=role).close()
     port.config[:] = with_controls(bytes(port.config), acs=(PORT_CAN, PORT_OPEN))
-    clear(rig)
-    with pytest.raises(NotIsolatedError, match=f"is not isolated: ACS of {port.address} is off"):
-        take(rig, device, role=role)
+    return port
 
 
 @pytest.mark.promise("devices.acs")
-def test_a_port_in_the_group_of_its_device_was_never_trusted(rig: Rig) -> None:
-    """The kernel knew at boot that it does not isolate: all devices below go to one guest, or to none."""
-    one, two = rig.gpus
-    for device in (one, two):
+@pytest.mark.parametrize("whose", ["gpu", "adapter"])
+def test_a_device_that_reaches_one_of_the_host_goes_to_no_guest(rig: Rig, whose: str) -> None:
+    """One open port of the two is enough; each device has its own IOMMU group all the same."""
+    gpu, adapter = rig.gpus[0], rig.pfs[0]
+    for device in (*rig.gpus, adapter):
         port = port_above(rig, device)
-        port.config[:] = with_controls(bytes(port.config), acs=(PORT_CAN, PORT_OPEN))
-        rig.pci.regroup(device.address, 77)
-        rig.pci.regroup(port.address, 77)
-    take(rig, one, two)
+        port.config[:] = with_controls(bytes(port.config), acs=(PORT_CAN, PORT_HAS))
+    take(rig, gpu).close()
     clear(rig)
-    with pytest.raises(SharedGroupError):
-        take(rig, one)
+    port = open_port(gpu if whose == "gpu" else adapter, rig)
+    with pytest.raises(NotIsolatedError) as caught:
+        take(rig, gpu)
+    assert caught.value.line().startswith(
+        f"device {gpu.address} is not isolated from {adapter.address}: ACS of port {port.address} is off or "
+        f"missing: mlx5_core of the host has {adapter.address}"
+    )
+
+
+@pytest.mark.promise("devices.acs")
+def test_devices_that_reach_each_other_go_to_one_job(rig: Rig) -> None:
+    one, two = rig.gpus
+    rig.give_to_host(rig.pfs[0], "")
+    open_port(one, rig)
+    take(rig, one, two).close()
+    clear(rig)
+    take(rig, one).close()  # the other one is idle
+    clear(rig)
+    held = HostState({two.address: "8.0.0123abcd"}, rig.host.proc, rig.host.dev)
+    with pytest.raises(SharedGroupError, match=f"a guest of 8.0.0123abcd has {two.address}"):
+        assignment.check(rig.layout, passthrough(one), held)
+
+
+@pytest.mark.promise("devices.acs")
+def test_groups_of_linux_6_12_do_not_show_missing_acs(tmp_path: Path) -> None:
+    """A switch whose ports have no ACS: the devices below have different groups, as captured."""
+    root = str(unpack("qemu-switch-without-acs", tmp_path) / "sys")
+    one, two = "0000:03:00.0", "0000:04:00.0"
+    groups = [sysfs.link(f"{root}/bus/pci/devices/{address}/iommu_group") for address in (one, two)]
+    assert len({*groups}) == 2
+    assert pcie.unguarded(root, one) == {two: "0000:02:01.0"}
+    assert pcie.unguarded(root, two) == {one: "0000:02:00.0"}
+    # the root port has ACS, which the kernel has turned on
+    port = pcie.controls(f"{root}/bus/pci/devices/0000:00:01.0")
+    assert port == Controls(bits(PORT_CAN), bits(PORT_HAS))

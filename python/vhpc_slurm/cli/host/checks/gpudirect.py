@@ -28,12 +28,12 @@ def check(
         vfs: virtual functions for guests.
         qemu: version of QEMU; 0 if unknown.
     """
-    ports = {port for one in (*gpus, *vfs) for port in pcie.unguarded(sysfs_root, one.place.address)}
-    if ports:
+    reached = [pcie.unguarded(sysfs_root, one.place.address) for one in (*gpus, *vfs)]
+    if ports := sorted({port for found in reached for port in found.values()}):
         yield error(
             "devices.acs",
-            f"ACS is off in {_names(sorted(ports))}: no guest gets a device below, which could reach devices "
-            "of other jobs without the IOMMU",
+            f"ACS is off or missing in {_names(ports)}: devices below a switch with them reach each other "
+            "without the IOMMU, so they go to one job only, and to none while the host uses one",
             "remove what turns ACS off (setpci ... ECAP_ACS), and reboot the node",
         )
     cards = [one.place for one in gpus]
