@@ -17,7 +17,7 @@ from vhpc_slurm.catalog.publish import publish as publish_image
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api.architectures import Architectures
-from vhpc_slurm.controller.leases.opening import look_up
+from vhpc_slurm.controller.leases.jobimage import look_up
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef, JobRequest
 from vhpc_slurm.slurm.hosts import parse_node_resources

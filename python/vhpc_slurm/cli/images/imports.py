@@ -57,6 +57,18 @@ def _labels(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+Arch = Annotated[
+    str,
+    typer.Option(
+        "--arch",
+        metavar="ARCH",
+        help="Architecture of the image: x86_64 or aarch64, if the kernel's image has both; "
+        "default: this host's.",
+        show_default=False,
+    ),
+]
+
+
 def import_(
     source: Annotated[
         str,
@@ -88,16 +100,7 @@ def import_(
             show_default=False,
         ),
     ] = "",
-    arch: Annotated[
-        str,
-        typer.Option(
-            "--arch",
-            metavar="ARCH",
-            help="Architecture of the image: x86_64 or aarch64, if the kernel's image has both; "
-            "default: this host's.",
-            show_default=False,
-        ),
-    ] = "",
+    arch: Arch = "",
     label: Labels = None,
     catalog: CatalogFolder = None,
     as_json: Json = False,
