@@ -64,8 +64,7 @@ def fetch(
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    before = ["--override-arch", architecture.oci]
-    before += ["--override-variant", variant] if variant else []
+    before = ("--override-arch", architecture.oci, *(("--override-variant", variant) if variant else ()))
     _copy(reference, folder, max_bytes, timeout_s, _amounts(progress, None), {}, "dir:/out", before=before)
 
 
