@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 
-from vhpc_slurm.architecture import ARCHITECTURES, Architecture, named
+from vhpc_slurm.architecture import Architecture, named
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, HostInventory, ImageManifest, RunningGuest
 from vhpc_slurm.record import Record
 
-LIBVIRT_OLDEST = min(one.libvirt_oldest for one in ARCHITECTURES.values())
 DOMAIN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 SHARE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,34}", re.ASCII)
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_catalog import BASE, publish
+from site_catalog import ARM, BASE, publish
 
 from vhpc_slurm.catalog import FolderCatalog
 from vhpc_slurm.config.images import Images
@@ -17,7 +17,6 @@ from vhpc_slurm.importing import imports
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
 
-ARM = {"arch": "aarch64", "kernel": BASE["kernel"] | {"media_type": "application/vnd.vhpc.kernel.image"}}
 PLAIN = {key: value for key, value in BASE.items() if key not in ("verity", "chunks")}
 
 
