@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from vhpc_slurm.architecture import X86_64
 from vmimages import labels
 from vmimages import recipe as recipes
 from vmimages.errors import BuildError
@@ -27,7 +28,6 @@ from vmimages.rootfs import Base, base
 from vmimages.store import Blob, Published, publish
 
 SCHEMA = 1
-MACHINE = "x86_64"
 BUILDER = "vmimages"
 KERNEL_TYPES = {
     "vmlinux": "application/vnd.vhpc.kernel.elf",
@@ -217,7 +217,7 @@ def _manifest(recipe: Recipe, made: Base, agent_version: str, given: dict[str, s
     return {
         "schema": SCHEMA,
         "agent_version": agent_version,
-        "arch": MACHINE,
+        "arch": X86_64.name,
         "cmdline": " ".join(recipe.kernel.cmdline.split()),
         "description": image.description,
         "drivers": {name: made.driver_versions.get(name, "") for name in image.drivers},

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files, load_lists
 from vhpc_slurm.bootfiles.verity import append_tree
@@ -31,7 +32,6 @@ from vmimages.host import SEARCH, BuildStep, environment, need, run
 from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-ARCHITECTURE = "amd64"
 # Lines of mmdebstrap that are shown as progress.
 PROGRESS = re.compile(r"I: ((?:downloading|extracting|installing) .*)\.\.\.")
 
@@ -156,7 +156,7 @@ def _install(recipe: Recipe, tree: Path, log: Path) -> None:
         f"--mode={_mode()}",
         "--format=directory",
         "--variant=minbase",
-        f"--architectures={ARCHITECTURE}",
+        f"--architectures={X86_64.debian}",
         f"--keyring={KEYRING}",
         "--include=" + ",".join(sorted({"kmod", *debian.packages})),
         '--aptopt=Acquire::Languages "none"',

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm import files
+from vhpc_slurm import files, pointers
 from vhpc_slurm.chunks import ChunkList, key
 from vmimages.errors import BuildError
 
@@ -78,13 +78,14 @@ def publish(
                 full["chunks"] = found
                 _blob(catalog, Blob("", listed.raw()))
             pointer = catalog / "names" / name / tag
-            before = _current(catalog, pointer)
+            known = _pointers(pointer)
+            before = _current(catalog, known.get(full["arch"], ""))
             if before is not None and _undated(before[1]) == _undated(full):
                 return Published(before[0], changed=False)
             text = canonical(full)
             digest = hashlib.sha256(text).hexdigest()
             _write(catalog / "manifests/sha256" / f"{digest}.json", text)
-            _write(pointer, f"sha256:{digest}\n".encode())
+            _write(pointer, pointers.encode(known | {full["arch"]: f"sha256:{digest}"}))
     except OSError as err:
         raise BuildError(f"cannot publish in {catalog}", str(err)) from err
     return Published(f"sha256:{digest}", changed=True)
@@ -100,10 +101,17 @@ def _undated(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"provenance": origin | {"created": ""} if isinstance(origin, dict) else origin}
 
 
-def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
-    """Digest and manifest that the name points to; None if they are missing or damaged."""
+def _pointers(name: Path) -> dict[str, str]:
+    """Architecture -> digest of a name; empty if there is no such name, or its file is damaged."""
     try:
-        digest = name.read_text().strip()
+        return pointers.parse(name.read_bytes()[: pointers.LIMIT].decode("ascii", "replace"))
+    except FileNotFoundError:
+        return {}
+
+
+def _current(catalog: Path, digest: str) -> tuple[str, dict[str, Any]] | None:
+    """Digest and manifest of an image; None if they are missing or damaged."""
+    try:
         raw = (catalog / "manifests/sha256" / (digest.removeprefix("sha256:") + ".json")).read_bytes()
         manifest = json.loads(raw)
     except (FileNotFoundError, ValueError):

@@ -82,7 +82,7 @@ class Plain:
     def __init__(self, lab: Lab, image: str, guest: GuestFacts, script: str) -> None:
         self._lab, self._guest = lab, guest
         catalog = lab.paths["shared"] / "vhpc/catalog"
-        digest = (catalog / "names" / image / "latest").read_text().strip().removeprefix("sha256:")
+        digest = (catalog / "names" / image / "latest").read_text().split()[0].removeprefix("sha256:")
         self._manifest = json.loads((catalog / f"manifests/sha256/{digest}.json").read_text())
         archive = Archive()
         archive.file("vhpc-agent", script.encode(), 0o755)

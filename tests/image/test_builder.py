@@ -169,6 +169,15 @@ def test_publishing_the_same_again_keeps_the_digest(tmp_path: Path) -> None:
     assert other.digest != first.digest
 
 
+def test_publishing_keeps_the_image_of_another_architecture(tmp_path: Path) -> None:
+    pc = publish(tmp_path, "tiny", "1", fields(), blobs()).digest
+    kernel = {"kernel": Blob("application/vnd.vhpc.kernel.image", b"k")}
+    arm = publish(tmp_path, "tiny", "1", fields(arch="aarch64"), blobs() | kernel).digest
+    assert (tmp_path / "names/tiny/1").read_text() == f"{pc}\n{arm} aarch64\n"
+    assert not publish(tmp_path, "tiny", "1", fields(arch="aarch64"), blobs() | kernel).changed
+    assert FolderCatalog(tmp_path).resolve(ImageRef.parse("tiny:1"), "aarch64").digest == arm
+
+
 @pytest.mark.promise("image.canonical")
 def test_one_content_has_one_digest_under_all_names(tmp_path: Path) -> None:
     first = publish(tmp_path, "tiny", "1", fields(), blobs())

@@ -186,7 +186,7 @@ def compare_arm(path: Path, of_type: dict[str, str]) -> None:
     uefi = domain.find("os/loader") is not None
     assert {"gic-version=3", f"acpi={'on' if uefi else 'off'}"} <= set(parts)
     assert ("pflash0=libvirt-pflash0-format" in parts) == uefi
-    assert "pflash1" not in machine  # no file for UEFI's variables, which nobody would remove
+    assert "pflash1" not in machine  # no file for the variables of UEFI
     assert values(words, "-cpu")[0].split(",")[0] == "max"
     topology = domain.find("cpu/topology")
     assert topology is not None
@@ -204,7 +204,7 @@ def objects(words: list[str]) -> list[dict[str, Any]]:
 
 
 def common(domain: ET.Element, words: list[str]) -> None:
-    """What guests of all architectures have."""
+    """Check the devices that guests of all architectures have."""
     backends = [value for value in values(words, "-object") if "memory-backend-memfd" in value]
     assert len(backends) == len(domain.findall("cpu/numa/cell"))
     huge = domain.find("memoryBacking/hugepages") is not None

@@ -15,15 +15,29 @@ import shutil
 import struct
 import subprocess
 import zlib
+from typing import Protocol
 
 from vhpc_slurm.bootfiles.errors import BootFileError
 
 LIMIT = 512 << 20
 """Maximum bytes of a kernel."""
 ZSTD_S = 120.0
+GZIP = 31
+"""zlib's number of this format."""
 _MAGIC = slice(56, 60)
 _BIG_ENDIAN = 1
 _ZBOOT_HEAD = 64
+
+
+class Unpacker(Protocol):
+    """A decompressor of zlib or lzma."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the data are at their end."""
+
+    def decompress(self, data: bytes, most: int, /) -> bytes:
+        """At most so many bytes."""
 
 
 def image(data: bytes) -> bytes:
@@ -33,7 +47,7 @@ def image(data: bytes) -> bytes:
         BootFileError: it is none, is packed in an unknown way, or is too large.
     """
     if data[:2] == b"\x1f\x8b":
-        data = _gunzip(data)
+        data = _unpack(zlib.decompressobj(wbits=GZIP), data)
     if data[:2] == b"MZ" and data[4:8] == b"zimg":
         data = _unpack_zboot(data)
     if data[_MAGIC] != b"ARM\x64":
@@ -53,28 +67,18 @@ def _unpack_zboot(data: bytes) -> bytes:
     if len(payload) != size:
         raise BootFileError("its payload is truncated")
     if method == "gzip":
-        return _gunzip(payload)
+        return _unpack(zlib.decompressobj(wbits=GZIP), payload)
     if method in ("xzkern", "xz", "lzma"):
-        return _unlzma(payload)
+        return _unpack(lzma.LZMADecompressor(), payload)
     if method in ("zstd", "zstd22"):
         return _unzstd(payload)
     raise BootFileError("it cannot be unpacked", f"unknown method {method[:16]!r}")
 
 
-def _gunzip(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj(wbits=31)
+def _unpack(unpacker: Unpacker, data: bytes) -> bytes:
     try:
         found = unpacker.decompress(data, LIMIT + 1)
-    except zlib.error as err:
-        raise BootFileError("it cannot be unpacked", str(err)) from err
-    return _whole(found, done=unpacker.eof)
-
-
-def _unlzma(data: bytes) -> bytes:
-    unpacker = lzma.LZMADecompressor()
-    try:
-        found = unpacker.decompress(data, LIMIT + 1)
-    except lzma.LZMAError as err:
+    except (zlib.error, lzma.LZMAError) as err:
         raise BootFileError("it cannot be unpacked", str(err)) from err
     return _whole(found, done=unpacker.eof)
 

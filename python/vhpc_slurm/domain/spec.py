@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 
-from vhpc_slurm.architecture import ARCHITECTURES, Architecture, named
+from vhpc_slurm.architecture import Architecture, named
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan, HostInventory, ImageManifest, RunningGuest
 from vhpc_slurm.record import Record
 
-LIBVIRT_OLDEST = min(one.libvirt_oldest for one in ARCHITECTURES.values())
 DOMAIN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 SHARE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,34}", re.ASCII)
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
@@ -37,8 +36,8 @@ class DomainSpec(Record, frozen=True):
             kernel and initrd to that uid; they are empty for a guest that never runs.  The root is shared
             by guests, never written, never relabelled, so all users must be able to read it.
         host: says whether there is KVM, and which CPU.
-        manifest: has the architecture, the format of the root, and the kernel command line, to which the
-            parameters that every guest needs are added.
+        manifest: has the architecture, the format of the root and the image's kernel parameters; others are
+            added.
         gid: host gid of QEMU, the group that may open /dev/kvm.
         libvirt_version: version of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
@@ -70,7 +69,7 @@ class DomainSpec(Record, frozen=True):
 
     @property
     def architecture(self) -> Architecture:
-        """What differs from guests of other architectures."""
+        """The values that depend on the architecture of the image."""
         return named(self.manifest.arch)
 
     @property
@@ -122,7 +121,7 @@ class DomainSpec(Record, frozen=True):
             )
 
     def _check_versions(self) -> None:
-        """What the architecture needs of the node."""
+        """Refuse a node that is too old for the architecture, or lacks its UEFI."""
         try:
             oldest = self.architecture.libvirt_oldest
         except ValueError as err:

@@ -22,6 +22,7 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from vhpc_slurm.architecture import X86_64, Architecture
 from vhpc_slurm.importing import platforms
 from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import RefusedError
@@ -193,38 +194,45 @@ class _Hashed(RawIOBase):
         return len(data)
 
 
-def read_layout(files: Files, name: str, variant: str = "") -> Container:
+def read_layout(files: Files, name: str, variant: str = "", architecture: Architecture = X86_64) -> Container:
     """The image of an OCI layout.
 
     Args:
         files: those of the layout.
         name: of one of its images; empty if it has only one for this platform.
         variant: of the processor, such as ``v3``; empty for the one that runs on most.
+        architecture: of the wanted image.
 
     Raises:
         RefusedError: it is damaged, or has no such image, or several.
     """
     index = _json(files.open("index.json"), "index.json")
-    found = _manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX)))
-    chosen = platforms.chosen(found, name, variant)
+    found = _manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX)), architecture)
+    chosen = platforms.chosen(found, name, variant, architecture)
     manifest = _described(files, chosen, "a manifest", _blob)
-    return _container(files, manifest, str(chosen["digest"]), _blob)
+    return _container(files, manifest, str(chosen["digest"]), _blob, architecture)
 
 
-def read_fetched(files: Files) -> Container:
+def read_fetched(files: Files, architecture: Architecture = X86_64) -> Container:
     """The image that skopeo has fetched into a folder (its format ``dir``); errors as ``read_layout``."""
     with files.open("manifest.json") as file:
         raw = file.read(JSON_MAX + 1)
     manifest = _parsed(raw, "manifest.json", dict)
     if str(manifest.get("mediaType", MANIFEST_TYPE)) not in MANIFEST_TYPES:
         raise RefusedError(f"its manifest is of the unknown type {str(manifest['mediaType'])[:100]!r}")
-    return _container(files, manifest, f"sha256:{hashlib.sha256(raw).hexdigest()}", _hex)
+    return _container(files, manifest, f"sha256:{hashlib.sha256(raw).hexdigest()}", _hex, architecture)
 
 
-def _container(files: Files, manifest: dict[str, Any], digest: str, place: Callable[[str], str]) -> Container:
+def _container(
+    files: Files,
+    manifest: dict[str, Any],
+    digest: str,
+    place: Callable[[str], str],
+    architecture: Architecture,
+) -> Container:
     """The image of a manifest; ``place``: the file of a digest."""
     config = _described(files, _part(manifest, "config", dict, "the manifest"), "a configuration", place)
-    _check_platform(config)
+    _check_platform(config, architecture)
     descriptors = _part(manifest, "layers", list, "the manifest")
     diff_ids = _diff_ids(config)
     if len(descriptors) != len(diff_ids):
@@ -235,7 +243,7 @@ def _container(files: Files, manifest: dict[str, Any], digest: str, place: Calla
     return Container(files, layers, config, digest)
 
 
-def read_docker(files: Files, name: str) -> Container:
+def read_docker(files: Files, name: str, architecture: Architecture = X86_64) -> Container:
     """The image of an archive that ``docker save`` wrote; arguments and errors as ``read_layout``."""
     images = _json(files.open("manifest.json"), "manifest.json", list)
     if not all(isinstance(image, dict) for image in images):
@@ -249,7 +257,7 @@ def read_docker(files: Files, name: str) -> Container:
     with files.open(path) as file:
         raw = file.read(JSON_MAX + 1)
     config = _parsed(raw, path, dict)
-    _check_platform(config)
+    _check_platform(config, architecture)
     paths, diff_ids = _part(images[0], "Layers", list, "manifest.json"), _diff_ids(config)
     if len(paths) != len(diff_ids) or not all(isinstance(entry, str) for entry in paths):
         raise RefusedError(f"it has {len(paths)} layers, but its configuration has {len(diff_ids)}")
@@ -269,13 +277,13 @@ def _docker_name(name: str) -> str:
 
 
 def _manifests(
-    files: Files, index: dict[str, Any], depth: int, numbers: Iterator[int]
+    files: Files, index: dict[str, Any], depth: int, numbers: Iterator[int], architecture: Architecture
 ) -> Iterator[dict[str, Any]]:
     """Descriptors of the manifests for this platform; indexes may contain others, one for each number."""
     for entry in _part(index, "manifests", list, "an index"):
         if not isinstance(entry, dict) or not DIGEST.match(str(entry.get("digest"))):
             raise RefusedError("an index has an entry without a sha256 digest")
-        if not platforms.may_be_ours(entry):
+        if not platforms.may_be_ours(entry, architecture):
             continue
         if str(entry.get("mediaType")) in MANIFEST_TYPES:
             yield entry
@@ -284,7 +292,8 @@ def _manifests(
                 raise RefusedError("it has indexes in indexes in indexes")
             if next(numbers, None) is None:
                 raise RefusedError(f"it has more than {INDEXES_MAX} indexes")
-            for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1, numbers):
+            deeper = _described(files, entry, "an index", _blob)
+            for inner in _manifests(files, deeper, depth - 1, numbers, architecture):
                 yield platforms.inherited(inner, entry)
 
 
@@ -316,10 +325,11 @@ def _diff_ids(config: dict[str, Any]) -> list[str]:
     return [str(entry) for entry in found]
 
 
-def _check_platform(config: dict[str, Any]) -> None:
+def _check_platform(config: dict[str, Any], architecture: Architecture) -> None:
     platform = (config.get("architecture"), config.get("os"))
-    if platform != platforms.PLATFORM:
-        raise RefusedError(f"it is for {platform[1]} on {platform[0]}, not for linux on amd64")
+    if platform != architecture.oci_platform:
+        wanted = f"linux on {architecture.oci}"
+        raise RefusedError(f"it is for {platform[1]} on {platform[0]}, not for {wanted}")
 
 
 def _described(

@@ -64,7 +64,8 @@ def image_of(
                 return _pulled(images, offer.source, offer.image, target, catalog, progress)
             digest = offer.digest
         else:
-            digest = identify(source, images.import_timeout_s)
+            arch = kernel_of_site(images, "").manifest.arch
+            digest = identify(replace(source, arch=arch), images.import_timeout_s)
         known = _known(images, catalog, target, digest) if digest else ""
         if known:
             progress(f"{source} is {target.label} already")
@@ -102,9 +103,10 @@ def _pulled(
 
 def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
     """The digest of the image under this name, if it was made of that content and all of it is there."""
-    kernel = str(kernel_of_site(images, "").image)
+    base = kernel_of_site(images, "")
+    kernel = str(base.image)
     try:
-        image = FolderCatalog(catalog).resolve(ImageRef(target.name, target.tag))
+        image = FolderCatalog(catalog).resolve(ImageRef(target.name, target.tag), base.manifest.arch)
         manifest = FolderCatalog(catalog).read_manifest(image.digest)
     except VhpcError:
         return ""

@@ -10,6 +10,7 @@ is a file here. Standard library only.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import time
@@ -17,10 +18,10 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+from vhpc_slurm.architecture import X86_64, Architecture
 from vhpc_slurm.bootfiles.newc import Archive
 from vhpc_slurm.importing.tree import RefusedError
 
-QEMU = "qemu-system-x86_64"
 MEMORY_MIB = 1024
 FILES, STATUS, CONSOLE = "files.tar", "status", "console"
 READER = "diskreader.sh"
@@ -31,7 +32,13 @@ TEXT_MAX = 4096
 
 
 def read_files(
-    disk: Path, boot: Path, cmdline: str, out: Path, max_bytes: int, step: Callable[[str], None]
+    disk: Path,
+    boot: Path,
+    cmdline: str,
+    out: Path,
+    max_bytes: int,
+    step: Callable[[str], None],
+    architecture: Architecture = X86_64,
 ) -> Path:
     """The files of a disk's systems as a tar.
 
@@ -42,12 +49,15 @@ def read_files(
         out: folder to write into.
         max_bytes: limit of the tar.
         step: is told what is done.
+        architecture: of the image of the site.
 
     Raises:
         RefusedError: the disk has no system that can be read, or too many bytes.
     """
-    if shutil.which(QEMU) is None:
-        raise RefusedError(f"{QEMU}, which reads disk images, is not installed (package qemu-system-x86)")
+    qemu = architecture.qemu
+    if shutil.which(qemu) is None:
+        package = architecture.qemu_package
+        raise RefusedError(f"{qemu}, which reads disk images, is not installed (package {package})")
     initrd = out / "reader.initrd"
     initrd.write_bytes((boot / "initrd").read_bytes() + _reader())
     step("reading the disk in a guest")
@@ -55,13 +65,16 @@ def read_files(
     with (
         (out / "qemu.log").open("xb") as log,
         subprocess.Popen(
-            _command(disk, boot, cmdline, initrd, out), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            _command(disk, boot, cmdline, initrd, out, architecture),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         ) as run,
     ):
         _watch(run, tar, max_bytes, step)
     said = _tail(out / STATUS)
     if run.returncode != 0:
-        raise RefusedError(f"{QEMU} ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
+        raise RefusedError(f"{qemu} ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
     if not said:
         raise RefusedError(
             f"the guest that reads the disk ended early: {_tail(out / CONSOLE) or 'no output'}"
@@ -79,12 +92,24 @@ def _reader() -> bytes:
     return archive.to_bytes()
 
 
-def _command(disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path) -> list[str]:
-    own = "console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda vhpc.rootfstype=erofs"
-    accelerator = "kvm" if os.access("/dev/kvm", os.W_OK) else "tcg"
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]
+def _command(
+    disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path, architecture: Architecture
+) -> list[str]:
+    own = f"console={architecture.console} panic=-1 quiet vhpc.root=/dev/vda vhpc.rootfstype=erofs"
+    native = architecture.name == platform.machine()
+    accelerator = "kvm" if native and os.access("/dev/kvm", os.W_OK) else "tcg"
+    argv = [
+        architecture.qemu,
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-monitor",
+        "none",
+    ]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
-    argv += ["-machine", f"q35,accel={accelerator}", "-cpu", "max", "-m", str(MEMORY_MIB)]
+    argv += ["-machine", f"{architecture.machine},accel={accelerator}", "-cpu", "max", "-m", str(MEMORY_MIB)]
     argv += ["-kernel", str(boot / "kernel"), "-initrd", str(initrd), "-append", f"{cmdline} {own}".strip()]
     for name, path, more in (("root", boot / "root", ",read-only=on"), ("disk", disk, ",cache=unsafe")):
         argv += ["-drive", f"file={path},format=raw,if=none,id={name}{more}"]

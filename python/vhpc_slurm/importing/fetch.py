@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
+from vhpc_slurm.architecture import X86_64, Architecture
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.sandbox import call_filter, confined
 from vhpc_slurm.progress import Amount
@@ -46,8 +47,9 @@ def fetch(
     timeout_s: float,
     progress: Callable[[str], None],
     variant: str = "",
+    architecture: Architecture = X86_64,
 ) -> None:
-    """Fetch the image for linux on amd64 as a folder of skopeo's format ``dir``.
+    """Fetch the image for linux as a folder of skopeo's format ``dir``.
 
     Args:
         reference: what follows ``docker://``.
@@ -56,12 +58,13 @@ def fetch(
         timeout_s: seconds.
         progress: gets a line with the number of bytes, often.
         variant: of the processor, as in ``Source``.
+        architecture: of the image.
 
     Raises:
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    before = ("--override-variant", variant) if variant else ()
+    before = ("--override-arch", architecture.oci, *(("--override-variant", variant) if variant else ()))
     _copy(reference, folder, max_bytes, timeout_s, _amounts(progress, None), {}, "dir:/out", before=before)
 
 
@@ -244,7 +247,7 @@ def skopeo(
         argv += ["--ro-bind", str(file), f"/out/{place}"]
     argv += ["--seccomp", str(seccomp), "--", "prlimit", "--core=0", f"--fsize={max_bytes}"]
     argv += [f"--data={MEMORY_MAX}", f"--nofile={OPEN_MAX}", "skopeo", *options, "--tmpdir", "/out"]
-    argv += ["--override-os", "linux", "--override-arch", "amd64", command]
+    argv += ["--override-os", "linux", command]
     argv += ["--authfile", "/auth.json"] if authorization is not None else []
     return [*argv, *arguments]
 

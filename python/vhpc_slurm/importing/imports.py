@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm import chunks
+from vhpc_slurm.architecture import KERNEL_TYPE, named
 from vhpc_slurm.bootfiles.verity import PACKAGE, TOOL, find_tool
-from vhpc_slurm.catalog import Catalog, blobs, site_catalog
+from vhpc_slurm.catalog import Catalog, SeveralArchitecturesError, blobs, site_catalog
 from vhpc_slurm.catalog.changes import check_new_name, staging
 from vhpc_slurm.catalog.manifest import Manifest, Process
 from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
@@ -35,11 +37,11 @@ from vhpc_slurm.progress import counter
 
 MADE = {
     "root": ("root.erofs", "application/vnd.vhpc.root.erofs"),
-    "kernel": ("kernel", "application/vnd.vhpc.kernel.bzimage"),
+    "kernel": ("kernel", ""),
     "initrd": ("initrd", "application/vnd.vhpc.initrd.cpio"),
 }
-"""Files that the worker makes: key of the manifest -> file and media type. Kernel and initrd only if the
-source has a kernel of its own."""
+"""Files that the worker makes: key of the manifest -> file and media type, which depends on the architecture
+for a kernel. Kernel and initrd only if the source has a kernel of its own."""
 OWN_INIT_MEMORY_MIB = 512
 """Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
@@ -93,6 +95,7 @@ def import_image(
     progress: Callable[[str], None],
     labels: Mapping[str, str] = MappingProxyType({}),
     commands: Sequence[str] = (),
+    arch: str = "",
 ) -> Imported:
     """Import a source into a catalogue.
 
@@ -106,12 +109,14 @@ def import_image(
         labels: of the image, in addition to those of the container.
         commands: names of commands that run on the host, ``host.commands``: files of the image with these
             names are told and noted, because guests cover them.
+        arch: of the image; empty: that of the kernel, or this host's if there are several.
 
     Raises:
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
         FabricError: the site's catalogue cannot be read.
     """
-    base = kernel_of_site(images, kernel)
+    base = kernel_of_site(images, kernel, arch)
+    source = replace(source, arch=base.manifest.arch)
     check_source(source)
     with _made_in(catalog, target) as folder:
         fields = partial(_imported, base, source, labels)
@@ -147,7 +152,17 @@ def save_files(
         tar = folder / "files.tar"
         files(tar)
         fields = partial(_saved, parent, source)
-        return _make(images, Source("tar", tar), parent, target, catalog, folder, fields, progress, commands)
+        return _make(
+            images,
+            Source("tar", tar, arch=parent.manifest.arch),
+            parent,
+            target,
+            catalog,
+            folder,
+            fields,
+            progress,
+            commands,
+        )
 
 
 def check_source(source: Source) -> None:
@@ -204,7 +219,8 @@ def _make(
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
             new[blob.sha256] = folder / blob.file
     parts: dict[str, Any] = {
-        key: {"media_type": MADE[key][1], "sha256": one.sha256, "size": one.size} for key, one in made.items()
+        key: {"media_type": MADE[key][1] or _kernel_type(base), "sha256": one.sha256, "size": one.size}
+        for key, one in made.items()
     }
     parts |= _place_list(listed.raw(), folder / "chunks", new)
     if hashed and _knows_verity(found.get("own")):
@@ -222,6 +238,11 @@ def _make(
         special=special if isinstance(special, int) else 0,
         size=made["root"].size,
     )
+
+
+def _kernel_type(base: Parent) -> str:
+    """The media type of a kernel that a source brings itself."""
+    return KERNEL_TYPE + named(base.manifest.arch).kernels[0]
 
 
 def _digests(
@@ -284,7 +305,7 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     fetched.mkdir()
     progress(f"fetching {source}")
     most, timeout_s = images.import_max_mib << 20, images.import_timeout_s
-    fetch(source.pinned, fetched, most, timeout_s, progress, source.variant)
+    fetch(source.pinned, fetched, most, timeout_s, progress, source.variant, named(source.arch))
     return replace(source, kind="fetched", path=fetched)
 
 
@@ -299,8 +320,10 @@ def parent_of(catalog: Catalog, image: ImageIdentity) -> Parent:
     return Parent(image, manifest, catalog)
 
 
-def kernel_of_site(images: Images, kernel: str) -> Parent:
+def kernel_of_site(images: Images, kernel: str, arch: str = "") -> Parent:
     """The image of the site that gives the kernel: the named one, or the site's choice.
+
+    ``arch`` is the wanted architecture; empty: any, and of several this host's.
 
     Raises:
         UserError: there is no such image, or none is named or chosen.
@@ -321,7 +344,10 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
             "kernels are those of the site's images",
             "see: vhpc image ls",
         )
-    return parent_of(site, site.resolve(ref))
+    try:
+        return parent_of(site, site.resolve(ref, arch))
+    except SeveralArchitecturesError:
+        return parent_of(site, site.resolve(ref, platform.machine()))
 
 
 def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vhpc_slurm.bootfiles import newc
+from vhpc_slurm.architecture import AARCH64, X86_64, Architecture
+from vhpc_slurm.bootfiles import armkernel, newc
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.bootfiles.initrd import initrd as make_initrd
 from vhpc_slurm.bootfiles.modules import MORE_LISTS, SUFFIX, LoadStep, ModuleTree, initrd_files, load_lists
@@ -29,11 +30,14 @@ INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
 FILE_MAX = 512 << 20
 """Maximum bytes of a kernel, a module or a table."""
 EPOCH = 0
-HEADER_MAGIC = slice(0x202, 0x206)  # Linux Documentation/arch/x86/boot.rst
+HEADER_MAGIC = slice(0x202, 0x206)
+"""Linux Documentation/arch/x86/boot.rst."""
 CONTENT_CHUNK = 1 << 20
 
 
-def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any]:
+def take(
+    tree: Tree, tars: list[Path], initrd: Path, out: Path, architecture: Architecture = X86_64
+) -> dict[str, Any]:
     """Write ``kernel`` and ``initrd`` into a folder.
 
     Args:
@@ -41,6 +45,7 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
         tars: their contents.
         initrd: that of an image of the site.
         out: the folder; gets a folder ``modules`` too.
+        architecture: of the source.
 
     Returns:
         what the manifest says of them: ``init``, ``drivers``, ``kernel_release``, and whether the
@@ -53,9 +58,7 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
     if not init:
         raise RefusedError("it has no systemd, which has to start the guest agent")
     top, release, image = newest(tree)
-    kernel = read(image, tars, f"the kernel {release}")
-    if kernel[HEADER_MAGIC] != b"HdrS":
-        raise RefusedError(f"its kernel {release} is not a bzImage for x86-64")
+    kernel = _bootable(read(image, tars, f"the kernel {release}"), release, architecture)
     folder = out / "modules" / release
     folder.mkdir(parents=True)
     for name in TABLES:
@@ -81,6 +84,18 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
         "kernel_release": release,
         "verity": "verity" in lists,
     }
+
+
+def _bootable(kernel: bytes, release: str, architecture: Architecture) -> bytes:
+    """The kernel as QEMU starts it; RefusedError if it is not for this architecture."""
+    if architecture is AARCH64:
+        try:
+            return armkernel.image(kernel)
+        except BootFileError as err:
+            raise RefusedError(f"its kernel {release} cannot be used: {err}") from err
+    if kernel[HEADER_MAGIC] != b"HdrS":
+        raise RefusedError(f"its kernel {release} is not a bzImage for x86-64")
+    return kernel
 
 
 def newest(tree: Tree) -> tuple[str, str, Node]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import selectors
 import shlex
 import shutil
@@ -24,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 import vhpc_slurm
+from vhpc_slurm.architecture import named
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.listing import ROOT
 from vhpc_slurm.importing.source import DISKS, Source
@@ -44,7 +46,7 @@ SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/sbin", "/etc/alternatives", "/et
 START = "import sys; sys.path.insert(0, {!r}); from vhpc_slurm.importing.worker import main; sys.exit(main())"
 
 # Numbers from the kernel's arch/x86/entry/syscalls/syscall_64.tbl.
-REFUSED_CALLS = {
+_OF_X86_64 = {
     "socket": 41, "socketpair": 53, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165,
     "umount2": 166, "swapon": 167, "reboot": 169, "init_module": 175, "kexec_load": 246, "add_key": 248,
     "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304,
@@ -52,12 +54,26 @@ REFUSED_CALLS = {
     "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsmount": 432, "pidfd_getfd": 438, "mount_setattr": 442,
 }  # fmt: skip
-CLONE, CLONE3 = 56, 435
+# Numbers from the kernel's include/uapi/asm-generic/unistd.h.
+_OF_AARCH64 = {
+    "socket": 198, "socketpair": 199, "ptrace": 117, "pivot_root": 41, "chroot": 51, "mount": 40,
+    "umount2": 39, "swapon": 224, "reboot": 142, "init_module": 105, "kexec_load": 104, "add_key": 217,
+    "request_key": 218, "keyctl": 219, "unshare": 97, "perf_event_open": 241, "open_by_handle_at": 265,
+    "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "finit_module": 273,
+    "kexec_file_load": 294, "bpf": 280, "userfaultfd": 282, "io_uring_setup": 425, "open_tree": 428,
+    "move_mount": 429, "fsopen": 430, "fsmount": 432, "pidfd_getfd": 438, "mount_setattr": 442,
+}  # fmt: skip
+CALLS = {
+    "x86_64": (0xC000003E, _OF_X86_64 | {"clone": 56}),
+    "aarch64": (0xC00000B7, _OF_AARCH64 | {"clone": 220}),
+}
+"""Architecture -> its number in include/uapi/linux/audit.h, and those of calls that the filter knows."""
+CLONE3 = 435
 FAMILIES = (2, 10, 16)
 """AF_INET, AF_INET6, and AF_NETLINK, by which the C library asks which addresses the host has."""
 NEW_NAMESPACES = 0x7E020080
 """All CLONE_NEW… flags of clone(2)."""
-_AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
+_X32_BIT = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -94,6 +110,7 @@ def run_worker(
         "kind": source.kind,
         "name": source.name,
         "variant": source.variant,
+        "arch": source.arch,
         "compression": source.compression,
     }
     with (
@@ -225,17 +242,18 @@ def call_filter(*, network: bool) -> Iterator[int]:
         os.close(fd)
 
 
-def _program(*, network: bool) -> bytes:
-    """The filter for x86_64 (seccomp(2), struct sock_filter): calls for namespaces, mounts, tracing
-    and sockets fail with EPERM, calls of another ABI kill the process.
+def _program(*, network: bool, arch: str = "") -> bytes:
+    """The filter of an architecture, this machine's by default (seccomp(2), struct sock_filter): calls for
+    namespaces, mounts, tracing and sockets fail with EPERM, calls of another ABI kill the process.
 
     With ``network``, sockets of FAMILIES are permitted. Those of Unix are not: in the network namespace of
     the host they reach abstract sockets of other programs.
     """
     number, architecture, first_argument = 0, 4, 16  # offsets in struct seccomp_data
+    audit, calls = CALLS[named(arch or platform.machine()).name]
     steps: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, architecture),
-        (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
+        (_EQUAL, 1, 0, audit),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, number),
         (_AT_LEAST, 0, 1, _X32_BIT),
@@ -244,7 +262,9 @@ def _program(*, network: bool) -> bytes:
         (_EQUAL, 0, 1, CLONE3),
         (_RETURN, 0, 0, _ERRNO | _ENOSYS),
     ]
-    for name, call in REFUSED_CALLS.items():
+    for name, call in calls.items():
+        if name == "clone":
+            continue  # permitted without new namespaces, below
         if name == "socket" and network:
             steps += [(_EQUAL, 0, 3 + len(FAMILIES), call), (_LOAD, 0, 0, first_argument)]
             steps += [(_EQUAL, len(FAMILIES) - at, 0, one) for at, one in enumerate(FAMILIES)]
@@ -252,7 +272,7 @@ def _program(*, network: bool) -> bytes:
         else:
             steps += [(_EQUAL, 0, 1, call), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     steps += [
-        (_EQUAL, 0, 3, CLONE),
+        (_EQUAL, 0, 3, calls["clone"]),
         (_LOAD, 0, 0, first_argument),
         (_ANY_BIT, 0, 1, NEW_NAMESPACES),
         (_RETURN, 0, 0, _ERRNO | _EPERM),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.errors import UserError
 
 REGISTRY = "docker://"
@@ -29,6 +30,7 @@ class Source:
     of kind ``docker`` and has no path; when it is fetched, its kind is ``fetched`` and its path a
     folder. ``name`` is its reference; ``digest`` pins it to a manifest or an index. ``variant``
     of the processor chooses one of an index, such as ``v3``; empty: the one that runs on most.
+    ``arch`` is the architecture of the wanted image.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class Source:
     compression: str = ""
     digest: str = ""
     variant: str = ""
+    arch: str = X86_64.name
 
     def __str__(self) -> str:
         if self.kind in {"docker", "fetched"}:

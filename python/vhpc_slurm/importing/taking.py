@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm.architecture import Architecture, named
 from vhpc_slurm.importing import diskformat, diskguest
 from vhpc_slurm.importing.archives import (
     Archive,
@@ -74,7 +75,8 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
     """Take a source.
 
     Args:
-        request: what is wanted: ``kind``, ``name``, ``variant``, ``compression``, ``cmdline`` and limits.
+        request: what is wanted: ``kind``, ``name``, ``variant``, ``arch``, ``compression``, ``cmdline``, and
+            limits.
         source: the file or folder.
         boot: folder with the files of an image of the site.
         out: folder to unpack into.
@@ -93,7 +95,7 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
         taken.tars.append(tar)
         taken.special = apply(taken.tree, 0, tar)
     else:
-        container = read_container(kind, source, request["name"], request["variant"])
+        container = read_container(kind, source, request["name"], request["variant"], named(request["arch"]))
         taken.tars, taken.special = take_layers(taken.tree, container, out, budget, step)
         taken.source_digest = container.digest
         taken.process = process_of(container.config)
@@ -119,7 +121,7 @@ def _one_tar(
         disk, limit = out / "disk.raw", request["max_bytes"]
         with source.open("rb") as file:
             digest = diskformat.convert(file, request["kind"], disk, limit, step)
-        tar = diskguest.read_files(disk, boot, request["cmdline"], out, limit, step)
+        tar = diskguest.read_files(disk, boot, request["cmdline"], out, limit, step, named(request["arch"]))
         disk.unlink()
         budget.take(tar.stat().st_size)
         return tar, digest
@@ -206,15 +208,15 @@ def check_type(kind: str, source: Path) -> None:
         raise RefusedError("cannot read it: its mode forbids it")
 
 
-def read_container(kind: str, source: Path, name: str, variant: str) -> Container:
+def read_container(kind: str, source: Path, name: str, variant: str, architecture: Architecture) -> Container:
     """An image of an archive or a layout; RefusedError if it is damaged or has no such image."""
     if kind == "fetched":
-        return read_fetched(Folder(source))
+        return read_fetched(Folder(source), architecture)
     if kind == "oci":
-        return read_layout(Folder(source), name, variant)
+        return read_layout(Folder(source), name, variant, architecture)
     if kind == "docker-archive":
-        return read_docker(Archive(source), name)
-    return read_layout(Archive(source), name, variant)
+        return read_docker(Archive(source), name, architecture)
+    return read_layout(Archive(source), name, variant, architecture)
 
 
 def is_bootable(config: dict[str, Any]) -> bool:

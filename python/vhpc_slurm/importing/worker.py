@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm.architecture import named
 from vhpc_slurm.bootfiles import verity
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.importing import ownkernel, rootfs
@@ -110,7 +111,8 @@ def _do(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         return {"files": write_listing(request, source, out, MEMORY, _amount)}
     check_type(request["kind"], source)
     if request.get("only_digest"):
-        return {"digest": read_container(request["kind"], source, request["name"], request["variant"]).digest}
+        wanted = request["name"], request["variant"], named(request["arch"])
+        return {"digest": read_container(request["kind"], source, *wanted).digest}
     return _import(request, source, out)
 
 
@@ -135,7 +137,7 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         _step(line)
     hashed = request.get("verity")
     if taken.bootable:
-        found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)
+        found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out, named(request["arch"]))
         hashed = hashed and found["own"]["verity"]
     _step("writing the root file system")
     rootfs.write(tree, tars, root)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from site_catalog import BASE, publish
+from site_catalog import ARM, publish
 
 from vhpc_slurm import pointers
 from vhpc_slurm.catalog import FolderCatalog, SeveralArchitecturesError, edit
@@ -17,16 +17,12 @@ from vhpc_slurm.catalog.publish import publish as publish_image
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api.architectures import Architectures
-from vhpc_slurm.controller.leases.opening import look_up
+from vhpc_slurm.controller.leases.jobimage import look_up
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef, JobRequest
 from vhpc_slurm.slurm.hosts import parse_node_resources
 from vhpc_slurm.slurm.port import NodeResources, SlurmError
 
-ARM: dict[str, Any] = {
-    "arch": "aarch64",
-    "kernel": BASE["kernel"] | {"media_type": "application/vnd.vhpc.kernel.image"},
-}
 HEX = "ab" * 32
 # Slurm 24.11: the first line of `scontrol -o show node`, without what follows
 NODES = """\

@@ -14,6 +14,7 @@ import pytest
 from containers import INDEX, Layout, digest, entry, tar
 from import_rig import listing
 
+from vhpc_slurm.architecture import AARCH64
 from vhpc_slurm.importing import taking
 from vhpc_slurm.importing.archives import Archive, Folder, read_docker, read_layout
 from vhpc_slurm.importing.layers import Budget
@@ -76,6 +77,26 @@ def test_the_image_for_this_platform_is_taken(layout: Layout, tmp_path: Path) ->
         container = read_layout(Folder(layout.top), name)
         assert container.digest == ours["digest"]
     assert files_of(container, tmp_path / "out") == {"two": "2"}
+
+
+def test_the_image_of_the_wanted_architecture_is_taken(layout: Layout) -> None:
+    """Of an index for linux/amd64 and linux/arm64/v8, as docker's official images have."""
+    platform = {"architecture": "arm64", "os": "linux", "variant": "v8"}
+    arm = layout.image([ONE], platform=platform, config={"architecture": "arm64"})
+    plain = {"architecture": "arm64", "os": "linux"}
+    bare = layout.image([ONE, TWO], platform=plain, config={"architecture": "arm64"})
+    ours = layout.image([TWO], platform={"architecture": "amd64", "os": "linux"})
+    layout.write(layout.json({"schemaVersion": 2, "manifests": [arm, ours]}, INDEX))
+    files = Folder(layout.top)
+    assert read_layout(files, "", "", AARCH64).digest == arm["digest"]
+    assert read_layout(files, "", "v8", AARCH64).digest == arm["digest"]
+    assert read_layout(files, "").digest == ours["digest"]
+    layout.write(layout.json({"schemaVersion": 2, "manifests": [bare, ours]}, INDEX))
+    assert read_layout(Folder(layout.top), "", "v8", AARCH64).digest == bare["digest"]
+    layout.write(layout.json({"schemaVersion": 2, "manifests": [ours]}, INDEX))
+    assert refusal(lambda: read_layout(Folder(layout.top), "", "", AARCH64)) == (
+        "it has no image for linux on arm64"
+    )
 
 
 def test_the_lowest_variant_of_a_processor_is_taken(layout: Layout) -> None:

@@ -191,6 +191,7 @@ def test_labels_that_are_left_out_are_named(tmp_path: Path) -> None:
         "kind": "oci",
         "name": "mine",
         "variant": "",
+        "arch": "x86_64",
         "compression": "",
         "max_bytes": 1 << 20,
         "max_files": 100,

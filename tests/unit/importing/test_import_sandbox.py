@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from vhpc_slurm.importing import sandbox
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.progress import Amount
 
+UNISTD = Path("/usr/include/asm-generic/unistd.h")
 PACKAGES = Path(sandbox.__file__).parents[2]
 PROBE = r"""
 import ctypes, errno, json, os, socket, sys
@@ -174,3 +176,13 @@ def test_without_bubblewrap_nothing_is_read(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="bwrap is missing"):
         run(tmp_path, monkeypatch, PROBE)
+
+
+@pytest.mark.skipif(not UNISTD.exists(), reason="linux-libc-dev is not installed: make deps")
+def test_the_filter_of_arm_has_the_numbers_of_the_kernels_header() -> None:
+    lines = re.findall(r"^#define __NR(?:3264)?_(\w+)\s+(\d+)$", UNISTD.read_text(), re.MULTILINE)
+    theirs = {name: int(number) for name, number in lines}
+    _, ours = sandbox.CALLS["aarch64"]
+    assert {name: theirs[name] for name in ours} == ours
+    assert theirs["clone3"] == sandbox.CLONE3
+    assert sandbox.CALLS["x86_64"][1].keys() == ours.keys()

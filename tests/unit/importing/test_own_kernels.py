@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from containers import entry, tar
 from import_rig import applied
 
+from vhpc_slurm.architecture import AARCH64
 from vhpc_slurm.bootfiles import newc
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.importing import ownkernel, taking
@@ -137,6 +139,22 @@ def test_the_newest_kernel_with_modules_boots(tmp_path: Path, initrd: Path) -> N
         ("usr/lib/modules/7.0.1-1/modules.dep", "without a kernel"),
     )
     assert found["kernel_release"] == "6.12.10-1"
+
+
+def test_an_arm_system_boots_its_own_kernel_unpacked(tmp_path: Path, initrd: Path) -> None:
+    """Linux Documentation/arch/arm64/booting.rst: "ARM\\x64" at 56; RHEL 9 packs it with gzip."""
+    kernel = bytes(56) + b"ARM\x64" + b"arm kernel"
+    tree, tars = applied(tmp_path, tar(*system(kernel=gzip.compress(kernel))))
+    out = tmp_path / "out"
+    out.mkdir()
+    ownkernel.take(tree, tars, initrd, out, AARCH64)
+    assert (out / "kernel").read_bytes() == kernel
+
+
+def test_a_kernel_of_a_pc_is_refused_for_arm(tmp_path: Path, initrd: Path) -> None:
+    tree, tars = applied(tmp_path, tar(*system()))
+    with pytest.raises(RefusedError, match="cannot be used: it is not a kernel for aarch64"):
+        ownkernel.take(tree, tars, initrd, tmp_path, AARCH64)
 
 
 def test_a_kernel_with_dm_verity_is_recognized(tmp_path: Path, initrd: Path) -> None:

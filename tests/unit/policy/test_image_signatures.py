@@ -19,7 +19,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule
-from vhpc_slurm.controller.leases.opening import look_up
+from vhpc_slurm.controller.leases.jobimage import look_up
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef, JobRequest
 from vhpc_slurm.policy import check, signatures

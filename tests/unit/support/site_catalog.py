@@ -11,6 +11,11 @@ from typing import Any
 from vhpc_slurm.catalog import FolderCatalog, blobs
 
 BASE = json.loads((Path(__file__).parents[2] / "data/manifests/manifest.json").read_text())
+ARM: dict[str, Any] = {
+    "arch": "aarch64",
+    "kernel": BASE["kernel"] | {"media_type": "application/vnd.vhpc.kernel.image"},
+}
+"""Keys of an image for aarch64."""
 
 
 def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest", **keys: Any) -> str:

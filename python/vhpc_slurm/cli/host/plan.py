@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.host import planchecks, planview
@@ -296,16 +297,16 @@ def _shares(config: Config, request: JobRequest) -> tuple[tuple[Share, ...], tup
     return tuple(found), tuple(notes)
 
 
-def _hypervisor(config: Config) -> tuple[int, str]:
+def _hypervisor(config: Config, arch: str) -> tuple[int, str]:
     """libvirt's version, and a remark if it could not be queried."""
-    from vhpc_slurm.domain.spec import LIBVIRT_OLDEST
     from vhpc_slurm.node.guest import libvirtd
 
     try:
         with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return hypervisor.version()[0], ""
     except (VhpcError, ImportError) as err:
-        return LIBVIRT_OLDEST, f"for the oldest supported libvirt; the running one was not queried: {err}"
+        oldest = ARCHITECTURES.get(arch, X86_64).libvirt_oldest
+        return oldest, f"for the oldest supported libvirt; the running one was not queried: {err}"
 
 
 def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> str:
@@ -313,7 +314,7 @@ def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> 
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.node.boot.spec import domain_spec
 
-    version, remark = _hypervisor(config)
+    version, remark = _hypervisor(config, case.image.manifest.arch)
     mtu = plan_.segment.mtu if plan_.segment else 0
     running = RunningGuest(guest, config.guests.uid_base, plan_.shares, mtu)
     text = render(domain_spec(config, plan_, running, case.host, case.image, version))

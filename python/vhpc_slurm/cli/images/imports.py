@@ -57,6 +57,18 @@ def _labels(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+Arch = Annotated[
+    str,
+    typer.Option(
+        "--arch",
+        metavar="ARCH",
+        help="Architecture of the image: x86_64 or aarch64, if the kernel's image has both; "
+        "default: this host's.",
+        show_default=False,
+    ),
+]
+
+
 def import_(
     source: Annotated[
         str,
@@ -83,10 +95,12 @@ def import_(
         typer.Option(
             "--variant",
             metavar="VARIANT",
-            help="Of several images for x86-64, that for this variant, such as v3; default: the lowest.",
+            help="Of several images for the architecture, that for this variant, such as v3; default: the "
+            "lowest.",
             show_default=False,
         ),
     ] = "",
+    arch: Arch = "",
     label: Labels = None,
     catalog: CatalogFolder = None,
     as_json: Json = False,
@@ -99,7 +113,7 @@ def import_(
         forms = "docker://NAME, oci:DIR and oci-archive:FILE"
         raise UserError(f"{parsed} has no variants", f"--variant is for {forms}", "leave it out")
     own, commands = _labels(label or ()), config.host.commands
-    found = import_image(config.images, parsed, ref, where.path, kernel, progress, own, commands)
+    found = import_image(config.images, parsed, ref, where.path, kernel, progress, own, commands, arch)
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
     if as_json:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.catalog import (
     CatalogEntry,
     Manifest,
@@ -58,11 +59,13 @@ def ls(
     if as_json:
         output.write_json([_entry_json(entry, on_node) for entry in found])
         return 0
-    output.write_table(
-        ("IMAGE", "DIGEST", "SIZE", "MIN MEMORY", "CREATED", "HERE", "DESCRIPTION"),
-        [_row(entry, on_node) for entry in found],
-        right=("SIZE", "MIN MEMORY"),
-    )
+    head: tuple[str, ...] = ("IMAGE", "DIGEST", "SIZE", "MIN MEMORY", "CREATED", "HERE", "DESCRIPTION")
+    rows = [_row(entry, on_node) for entry in found]
+    kinds = [entry.identity.manifest.arch if entry.identity else "-" for entry in found]
+    if set(kinds) - {"-", X86_64.name}:  # on other sites it would be a column of equal words
+        head = ("IMAGE", "ARCH", *head[1:])
+        rows = [(row[0], kind, *row[1:]) for row, kind in zip(rows, kinds, strict=True)]
+    output.write_table(head, rows, right=("SIZE", "MIN MEMORY"))
     if not is_own and wanted is None and where.path == Path(config.images.catalog):
         _mention_own(config)
     return 0

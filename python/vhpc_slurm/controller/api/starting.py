@@ -28,8 +28,9 @@ from vhpc_slurm.controller.leases import (
     tunnel_keys,
 )
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.jobimage import check_saved, look_up
 from vhpc_slurm.controller.leases.layer import LeaseLayer
-from vhpc_slurm.controller.leases.opening import Wanted, check_saved, look_up
+from vhpc_slurm.controller.leases.opening import Wanted
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler
 from vhpc_slurm.errors import FabricError, UserError

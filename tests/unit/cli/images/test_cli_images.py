@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from site_catalog import publish
+from site_catalog import ARM, publish
 from vhpc_command import Vhpc
 
 DATA = Path(__file__).parents[3] / "data/manifests"
@@ -56,6 +56,18 @@ def test_show_finds_an_image_by_its_digest(vhpc: Vhpc) -> None:
     assert vhpc.json("image", "show", f"anything@{DIGEST}")["digest"] == DIGEST
     vhpc("image", "show", f"cuda@sha256:{'0' * 64}", code=1)
     assert "has no image of this digest: it is mistyped" in vhpc.error
+
+
+def test_a_name_with_two_architectures_is_listed_with_both(vhpc: Vhpc) -> None:
+    assert "ARCH" not in vhpc("image", "ls")
+    top = vhpc.folder / "catalog"
+    arm = publish(top, "arm", b"root", **ARM)
+    (top / "names/cuda/12.8").write_text(f"{DIGEST}\n{arm} aarch64\n")
+    rows = [line.split()[:2] for line in vhpc("image", "ls", "cuda").splitlines()]
+    assert rows == [["IMAGE", "ARCH"], ["cuda:12.8", "aarch64"], ["cuda:12.8", "x86_64"]]
+    vhpc("image", "show", "cuda:12.8", code=1)
+    assert f"choose one: cuda:12.8@{arm} (aarch64), cuda:12.8@{DIGEST} (x86_64)" in vhpc.error
+    assert vhpc.json("image", "show", f"cuda:12.8@{arm}")["arch"] == "aarch64"
 
 
 def test_names_of_the_users_own_catalogue_are_mentioned(vhpc: Vhpc, tmp_path: Path) -> None:

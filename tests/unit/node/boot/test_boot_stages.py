@@ -54,7 +54,7 @@ def test_vhpc_plan_prints_the_domain_that_prolog_starts(
 ) -> None:
     connect(monkeypatch, Agent())
     run(rig)
-    monkeypatch.setattr(cli_plan, "_hypervisor", lambda _config: (rig.hypervisor.version()[0], ""))
+    monkeypatch.setattr(cli_plan, "_hypervisor", lambda _config, _arch: (rig.hypervisor.version()[0], ""))
     case = node_plan.of_lease(rig.work.lease, NODE, SHARES, NOTHING, NodeDevices())
     assert cli_plan.show(rig.work.layout.config, case, xml=True, as_json=False) == 0
     assert [capsys.readouterr().out] == rig.hypervisor.domains

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from vhpc_slurm.architecture import ARCHITECTURES, X86_64
 from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
@@ -22,7 +24,8 @@ TOOLS = {
     "veritysetup": "cryptsetup-bin",
     "zstd": "zstd",
 }
-DISK_TOOLS = {"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86"}
+_OWN = ARCHITECTURES.get(platform.machine(), X86_64)
+DISK_TOOLS = {"qemu-img": "qemu-utils", _OWN.qemu: _OWN.qemu_package}
 """Programs of an import, with Debian's packages."""
 TIMEOUT_S = 10.0
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
