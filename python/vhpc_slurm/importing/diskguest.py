@@ -20,7 +20,8 @@ from pathlib import Path
 from vhpc_slurm.bootfiles.newc import Archive
 from vhpc_slurm.importing.tree import RefusedError
 
-QEMU = "qemu-system-x86_64"
+PROGRAMS = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
+"""QEMU, and that of RHEL."""
 MEMORY_MIB = 1024
 FILES, STATUS, CONSOLE = "files.tar", "status", "console"
 READER = "diskreader.sh"
@@ -46,8 +47,11 @@ def read_files(
     Raises:
         RefusedError: the disk has no system that can be read, or too many bytes.
     """
-    if shutil.which(QEMU) is None:
-        raise RefusedError(f"{QEMU}, which reads disk images, is not installed (package qemu-system-x86)")
+    qemu = next(filter(shutil.which, PROGRAMS), None)
+    if qemu is None:
+        raise RefusedError(
+            "QEMU, which reads disk images, is not installed (package qemu-system-x86 or qemu-kvm-core)"
+        )
     initrd = out / "reader.initrd"
     initrd.write_bytes((boot / "initrd").read_bytes() + _reader())
     step("reading the disk in a guest")
@@ -55,13 +59,13 @@ def read_files(
     with (
         (out / "qemu.log").open("xb") as log,
         subprocess.Popen(
-            _command(disk, boot, cmdline, initrd, out), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            _command(qemu, disk, boot, cmdline, initrd, out), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         ) as run,
     ):
         _watch(run, tar, max_bytes, step)
     said = _tail(out / STATUS)
     if run.returncode != 0:
-        raise RefusedError(f"{QEMU} ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
+        raise RefusedError(f"QEMU ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
     if not said:
         raise RefusedError(
             f"the guest that reads the disk ended early: {_tail(out / CONSOLE) or 'no output'}"
@@ -79,10 +83,10 @@ def _reader() -> bytes:
     return archive.to_bytes()
 
 
-def _command(disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path) -> list[str]:
+def _command(qemu: str, disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path) -> list[str]:
     own = "console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda vhpc.rootfstype=erofs"
     accelerator = "kvm" if os.access("/dev/kvm", os.W_OK) else "tcg"
-    argv = [QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]
+    argv = [qemu, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
     argv += ["-machine", f"q35,accel={accelerator}", "-cpu", "max", "-m", str(MEMORY_MIB)]
     argv += ["-kernel", str(boot / "kernel"), "-initrd", str(initrd), "-append", f"{cmdline} {own}".strip()]
