@@ -16,6 +16,8 @@ from dataclasses import dataclass
 KERNEL_TYPE = "application/vnd.vhpc.kernel."
 """What the media types of kernels begin with; the rest is a format."""
 
+RHEL_QEMU = "/usr/libexec/qemu-kvm"
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -58,6 +60,11 @@ class Architecture:
     pci_hole_fixed: bool = False
     firmware: tuple[str, ...] = ()
     kvm_flags: tuple[str, ...] = ()
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """QEMU's program; on a host of this architecture also RHEL's."""
+        return (self.qemu, RHEL_QEMU) if self.name == platform.machine() else (self.qemu,)
 
     @property
     def oci_platform(self) -> tuple[str, str]:

@@ -54,10 +54,12 @@ def read_files(
     Raises:
         RefusedError: the disk has no system that can be read, or too many bytes.
     """
-    qemu = architecture.qemu
-    if shutil.which(qemu) is None:
-        package = architecture.qemu_package
-        raise RefusedError(f"{qemu}, which reads disk images, is not installed (package {package})")
+    qemu = next(filter(shutil.which, architecture.programs), None)
+    if qemu is None:
+        raise RefusedError(
+            f"{architecture.qemu}, which reads disk images, is not installed "
+            f"(package {architecture.qemu_package})"
+        )
     initrd = out / "reader.initrd"
     initrd.write_bytes((boot / "initrd").read_bytes() + _reader())
     step("reading the disk in a guest")
@@ -65,7 +67,7 @@ def read_files(
     with (
         (out / "qemu.log").open("xb") as log,
         subprocess.Popen(
-            _command(disk, boot, cmdline, initrd, out, architecture),
+            _command(qemu, disk, boot, cmdline, initrd, out, architecture),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -74,7 +76,7 @@ def read_files(
         _watch(run, tar, max_bytes, step)
     said = _tail(out / STATUS)
     if run.returncode != 0:
-        raise RefusedError(f"{qemu} ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
+        raise RefusedError(f"QEMU ended with status {run.returncode}: {_tail(out / 'qemu.log')}")
     if not said:
         raise RefusedError(
             f"the guest that reads the disk ended early: {_tail(out / CONSOLE) or 'no output'}"
@@ -93,21 +95,12 @@ def _reader() -> bytes:
 
 
 def _command(
-    disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path, architecture: Architecture
+    qemu: str, disk: Path, boot: Path, cmdline: str, initrd: Path, out: Path, architecture: Architecture
 ) -> list[str]:
     own = f"console={architecture.console} panic=-1 quiet vhpc.root=/dev/vda vhpc.rootfstype=erofs"
     native = architecture.name == platform.machine()
     accelerator = "kvm" if native and os.access("/dev/kvm", os.W_OK) else "tcg"
-    argv = [
-        architecture.qemu,
-        "-nodefaults",
-        "-no-user-config",
-        "-no-reboot",
-        "-display",
-        "none",
-        "-monitor",
-        "none",
-    ]
+    argv = [qemu, "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none"]
     argv += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]
     argv += ["-machine", f"{architecture.machine},accel={accelerator}", "-cpu", "max", "-m", str(MEMORY_MIB)]
     argv += ["-kernel", str(boot / "kernel"), "-initrd", str(initrd), "-append", f"{cmdline} {own}".strip()]

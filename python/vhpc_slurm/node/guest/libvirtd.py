@@ -25,6 +25,8 @@ WATCH_S = 0.25
 CONNECT_S = 30.0
 """Longest wait for a connection; a health check, which Slurm ends after a minute, must still report it."""
 UNIX_SOCKETS = Path("/proc/net/unix")
+SEPARATE = Path("/run/libvirt/virtqemud-sock")
+"""Where libvirt has a daemon for each driver; its clients look there first (remote_sockets.c of libvirt)."""
 REFUSALS = (
     "VIR_ERR_ARGUMENT_UNSUPPORTED",
     "VIR_ERR_CONFIG_UNSUPPORTED",
@@ -71,7 +73,7 @@ class Hypervisor:
             import libvirt
         except ImportError as err:
             raise NodeError(
-                "libvirt's Python module is not installed", str(err), "apt install python3-libvirt"
+                "libvirt's Python module is not installed", str(err), "install python3-libvirt"
             ) from err
 
         self._libvirt: Any = libvirt
@@ -82,7 +84,7 @@ class Hypervisor:
                 "connect to libvirt", min(timeout_s, CONNECT_S), lambda: libvirt.open(uri)
             )
         except SilentError as err:
-            hint = "close its sockets to users: vhpc setup node; then restart libvirtd"
+            hint = f"close its sockets to users: vhpc setup node; then restart {daemon()}"
             raise BusyError(err.what, f"{err.why}; {_clients()}", hint) from err
 
     def close(self) -> None:
@@ -274,7 +276,7 @@ class Hypervisor:
                 watch()
         if thread.is_alive():
             raise SilentError(
-                f"cannot {what}", f"libvirt did not answer within {timeout_s:.0f} s", "restart libvirtd"
+                f"cannot {what}", f"libvirt did not answer within {timeout_s:.0f} s", f"restart {daemon()}"
             )
         if failure:
             err = failure[0]
@@ -298,6 +300,11 @@ def _memory_snapshot(xml: str, path: str) -> str:
     for target in ET.fromstring(xml).findall("devices/disk/target"):  # noqa: S314 - libvirt's own answer
         ET.SubElement(disks, "disk", name=target.attrib["dev"], snapshot="no")
     return ET.tostring(snapshot, encoding="unicode")
+
+
+def daemon() -> str:
+    """The daemon that starts guests on this host."""
+    return "virtqemud" if SEPARATE.exists() else "libvirtd"
 
 
 def _clients() -> str:

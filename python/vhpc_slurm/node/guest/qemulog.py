@@ -9,7 +9,9 @@ import re
 FOLDER = "/var/log/libvirt/qemu"
 _TAIL = 16 * 1024
 _END = re.compile(r"^\S+ \S+: shutting down, reason=(?P<reason>\w+)$", re.MULTILINE)
-_QEMU = re.compile(r"^(?:\S+Z )?qemu-system-\w+: (?P<words>.+)$", re.MULTILINE)
+PROGRAM = r"qemu-(?:system-\w+|kvm)"
+"""Names of QEMU's program: upstream's, and that of RHEL."""
+_QEMU = re.compile(rf"^(?:\S+Z )?{PROGRAM}: (?P<words>.+)$", re.MULTILINE)
 
 
 def crash(domain: str, folder: str = FOLDER) -> str | None:

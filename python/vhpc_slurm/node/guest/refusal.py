@@ -25,8 +25,8 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, RunningGuest, VcpuPin
-from vhpc_slurm.node.guest import capabilities
-from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
+from vhpc_slurm.node.guest import capabilities, qemulog
+from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor, daemon
 
 SMALLEST_MIB = 64
 SMALLEST_START_S = 60.0
@@ -39,7 +39,7 @@ LACKS = re.compile(
     re.IGNORECASE,
 )
 """Words of errno, of QEMU's VFIO and of libvirt about what a host lacks; libvirt 9.0 to 12.8 pass them on."""
-_QEMU = re.compile(r"qemu-system-\w+: (.+)$", re.MULTILINE)
+_QEMU = re.compile(rf"{qemulog.PROGRAM}: (.+)$", re.MULTILINE)
 
 
 class RefusedGuestError(UserError):
@@ -114,7 +114,7 @@ def judge(
     try:
         odd = capabilities.differences(spec.host, capabilities.parse(hypervisor.capabilities()))
         if odd:
-            return NodeError(err.what, f"{err.why}; {odd[0]}", "restart libvirtd")
+            return NodeError(err.what, f"{err.why}; {odd[0]}", f"restart {daemon()}")
         small = smallest(spec)
         hypervisor.check(render(small))
         # no daemon serves this one's shares

@@ -22,7 +22,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import JobRequest, Share
-from vhpc_slurm.node.host import confine
+from vhpc_slurm.node.host import confine, selinux
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.confine import Confinement, SharedDirectory
 from vhpc_slurm.policy import visible_shares
@@ -179,7 +179,8 @@ def command(config: Shares, share: Share, listener: int, *, migrates: bool = Fal
 
 def listen(path: Path, owner: int) -> socket.socket:
     """A listening unix socket that only ``owner`` and root may connect to."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    with selinux.sockets_of_helpers():
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     old = os.umask(0o177)
     try:
         path.unlink(missing_ok=True)

@@ -70,6 +70,9 @@ def test_a_host_can_import_or_names_the_missing_parts(tmp_path: Path, tools: Pat
     executable(tools / "mkfs.erofs", "echo --tar=X")
     executable(tools / "bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
     assert "bwrap does not work" in found()[1]
+    # what 0.4 of RHEL 9 says
+    executable(tools / "bwrap", "echo 'bwrap: Unknown option --disable-userns' >&2; exit 1")
+    assert "install bubblewrap 0.8 or newer" in found()[1]
     for name in ("skopeo", "bwrap", "veritysetup"):
         (tools / name).unlink()
     packages = "bubblewrap cryptsetup-bin skopeo"

@@ -134,7 +134,9 @@ def test_masked_units_are_not_changed(host: Place) -> None:
 def test_sockets_that_libvirtd_has_made_are_closed_in_its_conf(host: Place) -> None:
     for path in (host.root / "usr/lib/systemd/system").iterdir():
         path.unlink()
-    assert doctor(host) == (
-        Level.ERROR,
-        'libvirtd.conf: unix_sock_ro_perms = "0700", unix_sock_rw_perms = "0700"; restart libvirtd',
-    )
+    modes = 'unix_sock_ro_perms = "0700", unix_sock_rw_perms = "0700"'
+    both = f"libvirtd.conf, virtqemud.conf: {modes}; restart libvirtd virtqemud"
+    assert doctor(host) == (Level.ERROR, both)
+    for path in (host.root / "run/libvirt").glob("libvirt-sock*"):
+        path.chmod(0o600)
+    assert doctor(host) == (Level.ERROR, f"virtqemud.conf: {modes}; restart virtqemud")

@@ -19,7 +19,8 @@ ASSERTION = (
     "qemu-system-x86_64: system/physmem.c:2671: iotlb_to_section:"
     " Assertion `section_index < d->map.sections_nb' failed.\n"
 )
-STAMPED = "2026-11-21T16:04:37.100000Z qemu-system-x86_64: Failed to write msg. Wrote -1 instead of 20.\n"
+WROTE = "Failed to write msg. Wrote -1 instead of 20."
+STAMPED = f"2026-11-21T16:04:37.100000Z qemu-system-x86_64: {WROTE}\n"
 TERMINATED = "2026-11-21T16:04:37.200000Z qemu-system-x86_64: terminating on signal 15 from pid 81\n"
 
 
@@ -31,7 +32,8 @@ def end(reason: str) -> str:
     ("text", "words"),
     [
         (START + ASSERTION + end("crashed"), ASSERTION.split(": ", 1)[1].strip()),
-        (START + STAMPED + end("crashed"), "Failed to write msg. Wrote -1 instead of 20."),
+        (START + STAMPED + end("crashed"), WROTE),
+        (START + STAMPED.replace("qemu-system-x86_64", "qemu-kvm") + end("crashed"), WROTE),
         (START + end("crashed"), ""),
         (START + TERMINATED + end("destroyed"), None),
         (START + end("shutdown"), None),

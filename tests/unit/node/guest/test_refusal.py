@@ -10,6 +10,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from vhpc_slurm.model import (
     SitePort,
     VcpuPin,
 )
-from vhpc_slurm.node.guest import refusal
+from vhpc_slurm.node.guest import libvirtd, refusal
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 
 NODE = host(sockets=2, cores=2)
@@ -116,6 +117,9 @@ def vcpus(domain: ET.Element) -> int:
         "phys-bits too low (40)",
         "internal error: QEMU unexpectedly closed the monitor (vm='vhpc-42-0-9f3ac1d2-g0'): "
         f"{STAMP}qemu-system-x86_64: Error while loading elf kernel",
+        # as RHEL names QEMU
+        "internal error: QEMU unexpectedly closed the monitor (vm='vhpc-42-0-9f3ac1d2-g0'): "
+        f"{STAMP}qemu-kvm: Maximum supported vfio devices (64) already attached",
     ],
 )
 def test_a_refusal_of_this_job_alone_fails_the_job(words: str) -> None:
@@ -176,10 +180,15 @@ def test_a_fault_of_the_node_costs_no_second_start(words: str) -> None:
     assert libvirt.made == []
 
 
-def test_a_libvirt_with_stale_capabilities_must_be_restarted() -> None:
+def test_a_libvirt_with_stale_capabilities_must_be_restarted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     old = host(sockets=1, cores=4)
     libvirt = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "", host=old)
     with pytest.raises(NodeError, match=r"odd; libvirt has .*restart libvirtd"):
+        started(libvirt)
+    monkeypatch.setattr(libvirtd, "SEPARATE", tmp_path)
+    with pytest.raises(NodeError, match="restart virtqemud"):
         started(libvirt)
 
 

@@ -15,6 +15,7 @@ from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.importing import diskguest
 from vhpc_slurm.model import ImageRef
 
 TOOLS = {
@@ -25,8 +26,9 @@ TOOLS = {
     "zstd": "zstd",
 }
 _OWN = ARCHITECTURES.get(platform.machine(), X86_64)
-DISK_TOOLS = {"qemu-img": "qemu-utils", _OWN.qemu: _OWN.qemu_package}
-"""Programs of an import, with Debian's packages."""
+DISK_TOOLS = {("qemu-img",): "qemu-utils", _OWN.programs: _OWN.qemu_package}
+"""Programs of an import, or others instead, with Debian's packages."""
+TRIAL = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "echo", "works")
 TIMEOUT_S = 10.0
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -83,7 +85,10 @@ def import_tools(config: Config) -> Iterator[CheckResult]:
     elif "--tar" not in _output("mkfs.erofs", "--help"):
         hint = "install erofs-utils 1.7 or newer, or let users import on another host"
         yield warn(check, "users cannot import images here: mkfs.erofs does not read tars", hint)
-    elif _output("bwrap", "--unshare-all", "--ro-bind", "/", "/", "echo", "works").strip() != "works":
+    elif "--disable-userns" in (said := _output("bwrap", *TRIAL)):
+        hint = "install bubblewrap 0.8 or newer, or let users import on another host"
+        yield warn(check, "users cannot import images here: bwrap does not know --disable-userns", hint)
+    elif said.strip() != "works":
         hint = "allow user namespaces without privileges: kernel.unprivileged_userns_clone, AppArmor"
         yield warn(check, "users cannot import images here: bwrap does not work", hint)
     else:
@@ -93,7 +98,7 @@ def import_tools(config: Config) -> Iterator[CheckResult]:
 
 def _disk_tools(check: str) -> CheckResult:
     """Whether users can import disk images on this host."""
-    missing = [package for tool, package in DISK_TOOLS.items() if shutil.which(tool, path=SEARCH) is None]
+    missing = [package for tools, package in DISK_TOOLS.items() if not any(map(_found, tools))]
     if missing:
         names = " ".join(missing)
         return warn(
@@ -105,6 +110,11 @@ def _disk_tools(check: str) -> CheckResult:
         hint = "install the Python packages oslo.utils, 8 or newer, and cryptography, for vhpc's Python"
         return warn(check, f"users cannot import disk images here: {err}", hint)
     return ok(check, "users can import disk images here")
+
+
+def _found(tool: str) -> bool:
+    """Whether a program is installed, by its name or path."""
+    return shutil.which(tool, path=SEARCH) is not None
 
 
 def _output(*command: str) -> str:

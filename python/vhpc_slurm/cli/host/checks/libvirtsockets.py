@@ -89,6 +89,12 @@ def open_sockets(root: Path = Path("/")) -> list[Path]:
     return found
 
 
+def daemon_of(path: Path) -> str:
+    """The daemon that listens on a socket: libvirtd, or one of the separate daemons, such as virtqemud."""
+    name = path.name.partition("-")[0]
+    return "libvirtd" if name == "libvirt" else name
+
+
 def check(root: Path = Path("/")) -> Iterator[CheckResult]:
     """Whether users can connect to libvirt, now or after the next start of its sockets."""
     name = "node.libvirt_sockets"
@@ -98,7 +104,9 @@ def check(root: Path = Path("/")) -> Iterator[CheckResult]:
     if now:
         hint = "vhpc setup node"
         if not later:  # the daemon made them
-            hint = 'libvirtd.conf: unix_sock_ro_perms = "0700", unix_sock_rw_perms = "0700"; restart libvirtd'
+            daemons = " ".join(sorted({daemon_of(path) for path in now}))
+            files = ", ".join(f"{name}.conf" for name in daemons.split())
+            hint = f'{files}: unix_sock_ro_perms = "0700", unix_sock_rw_perms = "0700"; restart {daemons}'
         yield error(
             name,
             f"every user can connect to {', '.join(map(str, now))}: a job's user can keep libvirt from "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vhpc_slurm import __version__
 from vhpc_slurm.architecture import ARCHITECTURES, X86_64
-from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, labels, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import format_version
@@ -53,6 +53,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     if root:
         yield from acknowledgements(config)
     yield apparmor(config, Path("/"))
+    yield from labels.check(config)
 
 
 def name_service(file: Path) -> CheckResult:
