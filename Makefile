@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# Programs that tests start would compile the package at each start.
+unexport PYTHONDONTWRITEBYTECODE
 
 BUILD  := build
 PY     := .venv/bin/python
@@ -13,7 +15,7 @@ SUITE  ?= trixie
 # Tests import helpers of their own folder and of tests/unit/support.
 UNIT_FOLDERS = $$(git ls-files 'tests/unit/*.py' | xargs dirname | sort -u | paste -sd:)
 JOBS   ?= $(shell echo $$((1 + 2 * $$(nproc))))
-UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/in-memory-tmp scripts/tests unit $(JOBS) -q --dist loadgroup
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/in-memory-tmp scripts/tests unit $(JOBS) -q --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help
 help: ## Show this list

@@ -13,23 +13,38 @@ INIT = Path(__file__).with_name("hostinit.py")
 """The program that is PID 1 of the lab, and of each host."""
 
 
+_known: dict[str, int] = {}
+
+
 def find(lab: Lab) -> dict[str, int]:
     """Return the pids of the lab's running PID 1 processes by name: "lab", "ctl", "n1", …"""
-    found: dict[str, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            owner = entry.stat().st_uid
-        except OSError:
-            continue  # it has just ended
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {name: pid for pid in pids if (name := _name(lab, pid))}
+
+
+def _name(lab: Lab, pid: int) -> str:
+    """The name of a PID 1 of the lab; empty if the process is none."""
+    entry = Path(f"/proc/{pid}")
+    try:
+        words = (entry / "cmdline").read_bytes().split(b"\0")
         # python3 INIT KIND NAME STATE; a zombie has an empty command line
-        if owner or len(words) != 6 or os.fsdecode(words[4]) != str(lab.state):
-            continue
-        if words[1].endswith(b"vlab-init") or os.fsdecode(words[1]).endswith("/" + INIT.name):
-            found[words[3].decode()] = int(entry.name)
-    return found
+        if len(words) != 6 or os.fsdecode(words[4]) != str(lab.state) or entry.stat().st_uid:
+            return ""
+    except OSError:
+        return ""  # it has just ended
+    is_init = words[1].endswith(b"vlab-init") or os.fsdecode(words[1]).endswith("/" + INIT.name)
+    return words[3].decode() if is_init else ""
+
+
+def remember(lab: Lab) -> None:
+    """Have `find_host`, here and in children, look at no other process while hosts run as before.
+
+    A process that runs many commands calls it before each: there may be a thousand other processes.
+    """
+    if not _known or any(_name(lab, pid) != name for name, pid in _known.items()):
+        _known.clear()
+        _known.update(find(lab))
+        _known.pop("lab", None)
 
 
 def find_host(lab: Lab, name: str) -> int:
@@ -38,6 +53,8 @@ def find_host(lab: Lab, name: str) -> int:
     Raises:
         LabError: the lab has no such host, or it does not run.
     """
+    if name in _known and _name(lab, _known[name]) == name:
+        return _known[name]
     pids = find(lab)
     pids.pop("lab", None)
     if name in pids:

@@ -24,6 +24,14 @@ def fuzz(one_input: Callable[[bytes], None]) -> None:
     """Hand over to libFuzzer with the program's own arguments; does not return."""
     import atheris
 
+    atheris.instrument_all()
+    run(one_input)
+
+
+def run(one_input: Callable[[bytes], None]) -> None:
+    """The same in a process whose functions are instrumented."""
+    import atheris
+
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         """Every other time by what JSON is made of: random bytes seldom leave it JSON."""
         rng = random.Random(seed)
@@ -33,7 +41,6 @@ def fuzz(one_input: Callable[[bytes], None]) -> None:
         return mutated
 
     logging.disable()
-    atheris.instrument_all()
     atheris.Setup(sys.argv, one_input, custom_mutator=mutate)
     atheris.Fuzz()
 

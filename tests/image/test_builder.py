@@ -274,8 +274,14 @@ def labels_of(catalog: Path, digest: str) -> dict[str, str]:
         "a" * 129 + "=", "a=" + "b" * 1025,
     ],
 )  # fmt: skip
-def test_an_invalid_label_is_refused_before_the_build(tmp_path: Path, label: str) -> None:
-    done = build(RECIPES[0], "--output", tmp_path / "c", f"--label={label}")
+def test_an_invalid_label_is_named_in_one_line(label: str) -> None:
+    with pytest.raises(BuildError, match="is not a label") as caught:
+        labels.parse([label])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_invalid_label_is_refused_before_the_build(tmp_path: Path) -> None:
+    done = build(RECIPES[0], "--output", tmp_path / "c", "--label=a=two\nlines")
     assert done.returncode == 1
     assert "is not a label: " in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -30,10 +30,11 @@ python3 member-$SLURM_JOB_ID.py; echo status $?
 """
 CALL = """
 import socket, sys
-try:
-    print(socket.create_connection((sys.argv[1], 7000), 5).recv(20).decode())
-except OSError as err:
-    print("no", type(err).__name__)
+for host in sys.argv[1:]:
+    try:
+        print(socket.create_connection((host, 7000), 5).recv(20).decode())
+    except OSError as err:
+        print("no", type(err).__name__)
 """
 
 
@@ -89,9 +90,9 @@ def members(lab: Lab, job: Job) -> dict[int, dict[str, object]]:
     return {row["job"]: row for row in rows}
 
 
-def calls(lab: Lab, job: Job, host: str) -> str:
-    """The answer of another guest, called from a guest of the job."""
-    return inside(lab, job, "python3", "-c", CALL, host).strip()
+def calls(lab: Lab, job: Job, *hosts: str) -> str:
+    """The answers of other guests, called from a guest of the job: a line for each."""
+    return inside(lab, job, "python3", "-c", CALL, *hosts).strip()
 
 
 def end(lab: Lab, *jobs: Job) -> None:

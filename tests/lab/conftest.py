@@ -94,20 +94,22 @@ def _begin_again(item: pytest.Function, lab: Lab) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test: queue empty, nodes idle, and an independent count finds nothing."""
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test with the lab: queue empty, nodes idle, and an independent count finds nothing."""
+    lab = request.getfixturevalue("lab") if "lab" in request.fixturenames else None
     yield
-    if not {"vlab_itself", "results"} & set(request.keywords):
+    if lab and not {"vlab_itself", "results"} & set(request.keywords):
         lab.assert_nothing_left()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _clean_nodes(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
+def _clean_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
     """The same after a module, also by vhpc's report: its command takes longer than all of the count."""
+    ours = [item for item in request.session.items if item.path == request.path]
+    users = [item for item in ours if isinstance(item, pytest.Function) and "lab" in item.fixturenames]
+    lab = request.getfixturevalue("lab") if users else None
     yield
-    if any(
-        item.path == request.path and "vlab_itself" not in item.keywords for item in request.session.items
-    ):
+    if lab and any("vlab_itself" not in item.keywords for item in users):
         lab.assert_clean()
 
 

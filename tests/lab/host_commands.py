@@ -95,12 +95,13 @@ def _readable(text: bytes) -> int:
     return reader
 
 
-def _serve(control: socket.socket, execute: Callable[[], int]) -> None:
+def _serve(control: socket.socket, execute: Callable[[], int], prepare: Callable[[], None]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait for children: they report how they end
     while True:
         message, fds, _, _ = socket.recv_fds(control, 16, 5)
         if not message:
             return
+        prepare()
         if os.fork() == 0:
             control.close()
             _child(execute, *fds)
@@ -130,4 +131,6 @@ def _child(execute: Callable[[], int], request: int, stdin: int, out: int, err: 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(_LAB), str(_LAB.parent), str(_LAB.parent / "python")]
-    _serve(socket.socket(fileno=int(sys.argv[1])), importlib.import_module("vlablib.execcli").main)
+    command, running = (importlib.import_module(f"vlablib.{name}") for name in ("execcli", "running"))
+    lab = importlib.import_module("vlablib.settings").Lab.from_environment()
+    _serve(socket.socket(fileno=int(sys.argv[1])), command.main, lambda: running.remember(lab))

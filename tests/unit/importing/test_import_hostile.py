@@ -38,6 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 @pytest.mark.promise("attack.import-bomb")
+@pytest.mark.long  # more than two hundred imports
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_failed_import_is_one_line(site: Site, case: Case) -> None:
     line = site.refusal(case.make(site.source))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from captured import Trees, lstopo, needs_lstopo, read
+from captured import Trees, lstopo, needs_lstopo, one_worker, read
 from domain_cases import DEVICES
 from gpu_plans import ALL, GPUS, SOCKET_0, gpu_host, gres, planned
 from hwloc_truth import Function, functions
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 host = gpu_host
 pytest_plugins = ["guest_rig"]
+pytestmark = one_worker
 WAIT_S = 30
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
-from captured import NAMES, Trees, read
+from captured import NAMES, Trees, one_worker, read
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from placement_rig import MANIFEST, REQUEST, case_of
@@ -32,6 +32,7 @@ from vhpc_slurm.node.resource.reservations import of_plan
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import fold
 
+pytestmark = one_worker
 SMALL = replace(MANIFEST, min_memory_mib=2)
 
 

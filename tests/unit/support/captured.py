@@ -28,6 +28,9 @@ SKIPPED = re.compile(
 Trees = Callable[[str], Path]
 """Name of a captured tree -> folder with its ``sys`` and ``proc``, shared by all tests: not to be written."""
 
+one_worker = pytest.mark.xdist_group("captured machines")
+"""For files whose tests read many captured trees: a worker unpacks each once."""
+
 needs_lstopo = pytest.mark.skipif(
     shutil.which("lstopo-no-graphics") is None, reason="hwloc-nox is not installed: make deps"
 )

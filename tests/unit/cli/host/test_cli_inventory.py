@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captured import Trees
+from captured import Trees, one_worker
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
@@ -18,6 +18,7 @@ from vhpc_slurm.cli.host import picture
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store.journal import Journal
 
+pytestmark = one_worker
 ROOT = Path(__file__).parents[4]
 SVG = "{http://www.w3.org/2000/svg}"
 

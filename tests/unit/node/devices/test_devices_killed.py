@@ -59,6 +59,7 @@ def _in_child(action: Callable[[], object]) -> int:
 
 
 @pytest.mark.promise("devices.killed")
+@pytest.mark.long
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
 def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str) -> None:
     found = [*rig.gpus, rig.vfs[0]]
@@ -92,6 +93,7 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
 
 
 @pytest.mark.promise("devices.killed")
+@pytest.mark.long
 def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(reset_methods=("bus",))

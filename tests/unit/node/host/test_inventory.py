@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from captured import NAMES, TREES, Trees, read, unpack
+from captured import NAMES, TREES, Trees, one_worker, read, unpack
 from captured import cpus as bitmap
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.host import inventory
 
-pytestmark = pytest.mark.long  # unpacks captured machines
+pytestmark = [pytest.mark.long, one_worker]  # unpacks captured machines
 
 
 class Hwloc:

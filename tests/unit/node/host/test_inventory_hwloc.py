@@ -9,13 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from captured import NAMES, Trees, cpus, lstopo, needs_lstopo, read
+from captured import NAMES, Trees, cpus, lstopo, needs_lstopo, one_worker, read
 from hwloc_truth import Function, functions
 from machine_tree import gpu_node
 
 from vhpc_slurm.model import HostInventory
 
-pytestmark = needs_lstopo
+pytestmark = [needs_lstopo, one_worker]
 Machine = tuple[HostInventory, ET.Element, Path]
 CONTRADICTORY = {"40intel64-4n10c+pci-conflicts": 1}
 """Caches that hwloc drops because the first of their CPUs names another; the rest of them agree."""
