@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from controller_lab import Munged, allocation, identity, munged, request
 from fabric_lab import DEFAULT, Shape, SimulatedFabric, simulated_fabric, tree
@@ -211,7 +212,7 @@ def _swap(fabric: SimulatedFabric, data: bytes) -> None:
 
 
 @contextmanager
-def _vhpcd(daemon: Munged, fabric: SimulatedFabric | None, **settings: object) -> Iterator[Vhpcd]:
+def _vhpcd(daemon: Munged, fabric: SimulatedFabric | None, **settings: Any) -> Iterator[Vhpcd]:
     with (
         tempfile.TemporaryDirectory(prefix="bench-vhpcd-") as folder,
         a_vhpcd(Path(folder), daemon, fabric, reconcile_s=60.0, **settings) as vhpcd,

@@ -202,11 +202,12 @@ def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
 def _current(catalog: Path, ref: ImageRef, arch: str) -> tuple[str, Manifest] | None:
     """Digest and manifest of a name's image for an architecture; None if there is none, or it is broken."""
     digest = _pointed(catalog, ref).get(arch)
+    if digest is None:
+        return None
     try:
-        found = FolderCatalog(catalog).read_manifest(digest) if digest else None
+        return digest, FolderCatalog(catalog).read_manifest(digest)
     except VhpcError:
         return None
-    return (digest, found) if found else None
 
 
 def _pointed(catalog: Path, ref: ImageRef) -> dict[str, str]:

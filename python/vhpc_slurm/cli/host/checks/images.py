@@ -15,7 +15,6 @@ from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.importing import diskguest
 from vhpc_slurm.model import ImageRef
 
 TOOLS = {
