@@ -58,6 +58,7 @@ promises: ## Print the promises that each file of tests holds
 
 .PHONY: types
 types: deps ## mypy --strict
+	@scripts/types-cache take
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/links.py scripts/promises.py scripts/plain_english.py
@@ -67,6 +68,7 @@ types: deps ## mypy --strict
 	for part in unit lab image fuzz hw packages; do \
 	    MYPYPATH=python:tests:$(UNIT_FOLDERS):tests/fuzz:tests/$$part:bench:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
+	@scripts/types-cache give
 
 .PHONY: unit-programs
 unit-programs: deps

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from captured import read
+from machine_tree import MachineTree
 from real_machines import (
     MI100,
     MI300X,
@@ -15,7 +16,6 @@ from real_machines import (
     PORT_HAS,
     PORT_OPEN,
     PORT_WANTED,
-    MachineTree,
     give,
     machine,
 )
