@@ -23,6 +23,7 @@ from typing import IO
 import msgspec
 from rig import InternalError, fuzz
 
+from vhpc_slurm.architecture import ARCHITECTURES
 from vhpc_slurm.bootfiles import elf, newc
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.importing import archives, ownkernel, rootfs
@@ -196,7 +197,10 @@ def _newc(raw: bytes) -> None:
 
 
 def _elf(raw: bytes) -> None:
-    for read in (elf.check_static, elf.has_pvh_entry, lambda data: elf.section(data, ".modinfo")):
+    for architecture in ARCHITECTURES.values():
+        with contextlib.suppress(ValueError):
+            elf.check_static(raw, architecture)
+    for read in (elf.has_pvh_entry, lambda data: elf.section(data, ".modinfo")):
         with contextlib.suppress(ValueError):
             read(raw)
 

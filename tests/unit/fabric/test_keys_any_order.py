@@ -81,7 +81,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.fabric = Fabric(KeyPolicy(self.POOL, self.OWNER, ports=self.PORTS))
+        self.fabric = Fabric(KeyPolicy(self.POOL, ports=self.PORTS))
         self.now = 0.0
         self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
         self.released: dict[Generation, float] = {}
@@ -106,6 +106,7 @@ class AnyOrder(RuleBasedStateMachine):
             job_network=NETWORK,
             quarantine_s=self.QUARANTINE_S,
             lost_after_s=self.LOST_AFTER_S,
+            key_owner=self.OWNER,
             clock=lambda: 1.0,
             steady=lambda: self.now,
         )
