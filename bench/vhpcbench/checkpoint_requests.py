@@ -20,14 +20,12 @@ import os
 import resource
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint_rig import nodes, saved
-from controller_lab import Munged, munged, request
-from vhpcd_fabric import a_vhpcd
+from controller_lab import Munged, request
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.controller.api import checkpoint_messages as messages
@@ -61,16 +59,18 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default=sizes, help=f"nodes of the jobs, ascending (default {sizes})")
 
 
+def _running(vhpcd: Vhpcd) -> None:
+    """Slurm says that the job runs."""
+    shutil.copyfile(RUNNING, vhpcd.folder / "scontrol.out")
+    (vhpcd.folder / "squeue.out").write_text(f"{JOB} 0 RUNNING None 2026-11-20T18:47:20\n")
+
+
 def bench(args: argparse.Namespace) -> Report:
     """Checkpoints of a job of each size."""
     report, paused = Report("checkpoint-requests"), 0.0
     for size in (int(text) for text in args.sizes.split(",")):
-        with munged() as daemon, tempfile.TemporaryDirectory(prefix="bench-ck-", dir="/var/tmp") as folder:
-            Path(folder).chmod(0o755)
-            shutil.copyfile(RUNNING, Path(folder) / "scontrol.out")
-            (Path(folder) / "squeue.out").write_text(f"{JOB} 0 RUNNING None 2026-11-20T18:47:20\n")
-            with a_vhpcd(Path(folder), daemon, None, reconcile_s=600.0) as vhpcd:
-                paused = _add(report, vhpcd, daemon, size, args.rounds)
+        with sealed.timed_vhpcd("ck", _running) as (vhpcd, daemon):
+            paused = _add(report, vhpcd, daemon, size, args.rounds)
     report.judge(
         f"vhpcd adds {paused:.2f} s to the pause of the largest job, target {TARGET_S:g}", paused <= TARGET_S
     )

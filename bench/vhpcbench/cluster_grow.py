@@ -21,18 +21,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cluster_process import allow_clusters, member
-from controller_lab import Munged, munged, stop
-from vhpcd_process import Vhpcd, make
+from controller_lab import Munged
+from vhpcd_process import Vhpcd
 
 from vhpc_slurm.controller.api import cluster_messages as messages
 from vhpc_slurm.controller.api import protocol as wire
@@ -96,16 +94,8 @@ def bench(args: argparse.Namespace) -> Report:
 def _site(size: int) -> Iterator[Site]:
     """A vhpcd with a cluster of so many jobs."""
     names = [f"n{number}" for number in range(size + TOGETHER)]
-    with munged() as daemon, tempfile.TemporaryDirectory(prefix="bench-grow-", dir="/var/tmp") as folder:
-        Path(folder).chmod(0o755)
-        vhpcd = make(Path(folder), daemon, reconcile_interval_s=600.0)
-        allow_clusters(vhpcd, *names)
-        vhpcd.start()
-        try:
-            yield Site(vhpcd, daemon, names[:size], names[size:])
-        finally:
-            assert vhpcd.process is not None
-            stop(vhpcd.process)
+    with sealed.timed_vhpcd("grow", lambda vhpcd: allow_clusters(vhpcd, *names)) as (vhpcd, daemon):
+        yield Site(vhpcd, daemon, names[:size], names[size:])
 
 
 class Site:

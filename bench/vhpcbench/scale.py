@@ -21,15 +21,14 @@ import argparse
 import asyncio
 import os
 import statistics
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller_lab import Munged, allocation, identity, munged, request
-from vhpcd_fabric import a_vhpcd, opened
+from controller_lab import Munged, allocation, identity, request
+from vhpcd_fabric import opened
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.controller.api import protocol as wire
@@ -101,22 +100,18 @@ def bench(args: argparse.Namespace) -> Report:
     for size in sizes:
         report.notes += [answered(size, network=network) for network in (False, True)]
     found: dict[int, dict[str, list[Asked]]] = {size: {} for size in sizes}
-    with munged() as daemon, tempfile.TemporaryDirectory(prefix="bench-scale-", dir="/var/tmp") as folder:
-        Path(folder).chmod(0o755)
-        with a_vhpcd(Path(folder), daemon, None, reconcile_s=600.0) as vhpcd:
-            for turn in range(args.rounds):
-                for at, size in enumerate(sizes):
-                    for what, asked in _life(vhpcd, daemon, 10 * (turn + 1) + at, size).items():
-                        found[size].setdefault(what, []).append(asked)
-            assert vhpcd.process is not None
-            now, peak = counted.memory_mib(vhpcd.process.pid)
-            report.notes.append(f"memory of vhpcd: {now:.0f} MiB, peak {peak:.0f}")
-            state = Path(vhpcd.config.controller.database).parent
-            kept = sum(path.stat().st_size for path in state.glob("leases.sqlite*"))
-            each = kept / (args.rounds * sum(sizes))
-            report.notes.append(
-                f"database: {kept / 2**20:.1f} MiB, {each:.0f} bytes for each node of each job"
-            )
+    with sealed.timed_vhpcd("scale") as (vhpcd, daemon):
+        for turn in range(args.rounds):
+            for at, size in enumerate(sizes):
+                for what, asked in _life(vhpcd, daemon, 10 * (turn + 1) + at, size).items():
+                    found[size].setdefault(what, []).append(asked)
+        assert vhpcd.process is not None
+        now, peak = counted.memory_mib(vhpcd.process.pid)
+        report.notes.append(f"memory of vhpcd: {now:.0f} MiB, peak {peak:.0f}")
+        state = Path(vhpcd.config.controller.database).parent
+        kept = sum(path.stat().st_size for path in state.glob("leases.sqlite*"))
+        each = kept / (args.rounds * sum(sizes))
+        report.notes.append(f"database: {kept / 2**20:.1f} MiB, {each:.0f} bytes for each node of each job")
     costs = [_add(report, size, kinds) for size, kinds in found.items()]
     growth = costs[-1] / costs[0]
     report.ratios["CPU of a node's requests, largest to smallest job"] = growth

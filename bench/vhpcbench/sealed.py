@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to vhpcd that are sealed before they are timed, and answers that are received whole."""
+"""A vhpcd to time, requests that are sealed before they are timed, and answers that are received whole."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+from controller_lab import Munged, munged
+from vhpcd_fabric import a_vhpcd
 from vhpcd_process import Vhpcd, frame_of
 
 from vhpc_slurm.controller.api import protocol as wire
@@ -13,6 +19,17 @@ from vhpc_slurm.munge import CredentialExpiredError
 from vhpcbench.common import BenchError
 
 BUSY = "this machine is too busy: vhpcd waits ten seconds for a request, and a request is valid for a minute"
+
+
+@contextmanager
+def timed_vhpcd(
+    name: str, prepare: Callable[[Vhpcd], None] = lambda _: None
+) -> Iterator[tuple[Vhpcd, Munged]]:
+    """A vhpcd without a fabric, and its munged.  It compares jobs with Slurm's rarely."""
+    with munged() as daemon, tempfile.TemporaryDirectory(prefix=f"bench-{name}-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with a_vhpcd(Path(folder), daemon, None, prepare, reconcile_s=600.0) as vhpcd:
+            yield vhpcd, daemon
 
 
 def frame(vhpcd: Vhpcd, body: wire.Request) -> bytes:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,11 @@ def a_vhpcd(
     folder: Path,
     daemon: Munged,
     fabric: SimulatedFabric | None,
+    prepare: Callable[[Vhpcd], None] = lambda _: None,
+    /,
     **other: Any,
 ) -> Iterator[Vhpcd]:
-    """It runs; without a fabric it has no backend."""
+    """It runs; without a fabric it has no backend.  ``prepare`` is called before its start."""
     reconcile_s, timeout_s = other.pop("reconcile_s", 0.5), other.pop("request_timeout_s", 30)
     settings: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3}
     library: dict[str, str] = {}
@@ -65,6 +67,7 @@ def a_vhpcd(
         **library,
     )
     publish(folder / "catalog", manifest(min_memory_mib=1))
+    prepare(found)
     try:
         yield found.start()
     finally:
