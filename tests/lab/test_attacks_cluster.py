@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import Done, Job, Lab
+from cluster import Done, Job, Lab, publish
 from cluster_jobs import attempt, awaited, booted, calls, cancelled, end, inside, member, members
 from frames import RAW, SEND, SNIFF, mac, vxlan
 from injection import WAITING, one_line, runs, said, settled, until
@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 TEAM, CLOSED = "team", "closed"
 HPC = "debian-hpc"
-"""It has ssh."""
 RULE = f"""
 [[policy]]
 name = "projects"
@@ -54,6 +53,12 @@ from vhpc_slurm.node.guest.wire import Op
 with GuestChannel.connect(sys.argv[1]) as channel:
     channel.ask(Op.CLUSTER, bytes.fromhex(sys.argv[2]), 20.0)
 """
+
+
+@pytest.fixture(scope="module")
+def hpc_image() -> None:
+    """An image with ssh."""
+    publish(HPC)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +102,7 @@ def with_key(path: str) -> tuple[str, ...]:
 
 
 @pytest.mark.promise("cluster.account", "attack.member-login", "attack.former-member")
-@pytest.mark.usefixtures("projects")
+@pytest.mark.usefixtures("projects", "hpc_image")
 def test_users_of_an_account_share_a_network_and_no_keys(lab: Lab) -> None:
     name, options = f"{TEAM}/alpha", ("-A", TEAM, "--mem=900")
     keep = "cp /run/vhpc/ssh/id_ed25519 ~/key-$SLURM_JOB_ID\n"
