@@ -47,7 +47,7 @@ LAYERS = {
         {"checkpoint", "plan", "resource"},
         {"guest", "devices", "network"},
         {"store"},
-        {"host", "finding"},
+        {"host", "finding", "checked"},
     ),
 }
 LIBVIRT_CALLER = "node/guest/libvirtd.py"

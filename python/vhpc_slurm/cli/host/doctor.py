@@ -131,32 +131,28 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
     from vhpc_slurm.cli.host.checks import (
         devices,
-        disks,
         folders,
         imagestore,
         libvirtsockets,
-        nat,
-        network,
         peers,
         policy,
-        site,
+        underlay,
     )
     from vhpc_slurm.cli.host.checks import node as checks
+    from vhpc_slurm.node.resource import registry
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from folders.check(config)
     yield from libvirtsockets.check()
     yield from checks.check(config, node, root=root)
-    yield from disks.check(config, root=root)
+    yield from registry.check(config, node, root=root)
     yield imagestore.check(config)
+    yield from underlay.check(config, node)
     yield from peers.check(config, node, root=root)
     if root:
         yield from policy.on_node(config)
         yield from checkpoint.on_node(config, own)
     yield from devices.check(config, node, own, root=root)
-    yield from network.check(config, node, root=root)
-    yield from nat.check(config, root=root)
-    yield from site.check(config, node, root=root)
 
 
 def _slurmd_runs() -> bool:

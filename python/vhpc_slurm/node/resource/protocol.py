@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
+from vhpc_slurm.node.checked import CheckResult
 from vhpc_slurm.node.finding import Kind, NodeFinding
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.journal import Entry
@@ -56,6 +58,14 @@ class Resource(ABC):
     def orphans(self, layout: Layout) -> Iterable[NodeFinding]:
         """Resources of this kind that no journal has; none if the kind leaves nothing on a node."""
         del layout
+        return ()
+
+    def check(self, config: Config, node: str, *, root: bool) -> Iterable[CheckResult]:
+        """What `vhpc doctor` says of this kind on a node; nothing if the site does not use it.
+
+        ``root``: whether what only root can do is tried.
+        """
+        del config, node, root
         return ()
 
     def entries(self, layout: Layout) -> Iterator[tuple[Generation, Entry]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.errors import TeardownError, VhpcError
+from vhpc_slurm.node.checked import CheckResult
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.finding import NodeFinding
 from vhpc_slurm.node.resource.cgroup import ControlGroup
@@ -95,3 +97,9 @@ def orphans(layout: Layout) -> Iterator[NodeFinding]:
     """Resources on this node that no journal has, of all kinds."""
     for resource in RESOURCES:
         yield from resource.orphans(layout)
+
+
+def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
+    """Results of `vhpc doctor` for all kinds on this node."""
+    for resource in RESOURCES:
+        yield from resource.check(config, node, root=root)

@@ -15,16 +15,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pwd
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from vhpc_slurm import files
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
 from vhpc_slurm.model import Generation
+from vhpc_slurm.node.checked import CheckResult, error, ok
 from vhpc_slurm.node.finding import Kind, NodeFinding
-from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host import accounts, process
 from vhpc_slurm.node.resource.protocol import Resource, orphan_of
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -35,6 +39,8 @@ FIND = "/usr/bin/find"
 LOCK_TIMEOUT_S = 30.0
 SCAN_S = 2.0
 """Limit of the search for files: a user's files in /tmp must not drain a node."""
+SUBUID = Path("/etc/subuid")
+_SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
 
 
 class UidData(Record, frozen=True):
@@ -71,6 +77,12 @@ class Uid(Resource):
             what = f"uid {uid} is allocated to generation {name[:40]!r}, which has no journal"
             repair = partial(release, layout, uid, name)
             yield from orphan_of(layout, name, Kind.ORPHAN_UID, what, repair)
+
+    def check(self, config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
+        """Whether the uids of QEMU are unused, and its group exists."""
+        del node, root
+        yield from uid_range(config, SUBUID)
+        yield qemu_group(config)
 
 
 def allocate(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:
@@ -221,3 +233,42 @@ def in_range(config: Config, uid: int) -> bool:
     """Whether a uid is in the range for guests."""
     base = config.guests.uid_base
     return base <= uid < base + config.guests.uid_count
+
+
+def uid_range(config: Config, subuid: Path) -> Iterator[CheckResult]:
+    """Whether the uids of QEMU are unused, by users and by rootless containers."""
+    first, count = config.guests.uid_base, config.guests.uid_count
+    last = first + count - 1
+    hint = "choose another guests.uid_base, the same on all nodes"
+    owners = [entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last]
+    owners += [name for uid in (first, last) if (name := _name_of(uid)) and name not in owners]
+    if owners:
+        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", hint)
+        return
+    try:
+        lines = subuid.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        match = _SUBUID.match(line)
+        if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
+            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", hint)
+            return
+    yield ok("node.uids", f"uids {first}-{last} are used by nothing else")
+
+
+def qemu_group(config: Config) -> CheckResult:
+    """Whether the group that QEMU runs with exists."""
+    try:
+        gid = accounts.group_id(config.guests.qemu_group)
+    except VhpcError as err:
+        return error("node.qemu_group", err.line(), "install QEMU, or set guests.qemu_group")
+    return ok("node.qemu_group", f"{config.guests.qemu_group} is {gid}")
+
+
+def _name_of(uid: int) -> str:
+    """Name of a uid; directory services that do not list users answer such a request."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""

@@ -10,23 +10,26 @@ from pathlib import Path
 import pytest
 from network_lab import usable
 
-from vhpc_slurm.cli.host.checks import Level, nat, network, services
+from vhpc_slurm.cli.host.checks import Level, services, underlay
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.network import forwarding, probe, segment, tools
+from vhpc_slurm.node.resource import job_network, nat
+from vhpc_slurm.node.resource.job_network import JobNetwork
+from vhpc_slurm.node.resource.nat import Nat
 
 JOB = Config(network=Network(allowed=("none", "job")))
 
 
 def test_a_site_without_job_networks_has_no_findings() -> None:
-    assert list(network.check(Config(), "n1", root=True)) == []
+    assert list(JobNetwork().check(Config(), "n1", root=True)) == []
 
 
 @pytest.mark.skipif(bool(usable()), reason=usable())
 def test_a_capable_kernel_is_tried_and_not_changed() -> None:
     before = tools.run("ip", "-o", "link")
-    found = network.kernel()
+    found = job_network.kernel()
     assert found.level is Level.OK, found
     assert tools.run("ip", "-o", "link").count("vhpc") == before.count("vhpc")
 
@@ -36,7 +39,7 @@ def test_missing_features_of_the_kernel_are_named(monkeypatch: pytest.MonkeyPatc
         raise NodeError("ip failed: link add name vhpcx1 type vxlan", "Unknown device type")
 
     monkeypatch.setattr(probe, "run", lacks)
-    found = network.kernel()
+    found = job_network.kernel()
     assert found.level is Level.ERROR
     assert "type vxlan: Unknown device type" in found.what
 
@@ -45,18 +48,18 @@ def test_missing_features_of_the_kernel_are_named(monkeypatch: pytest.MonkeyPatc
 def test_missing_nftables_is_reported(monkeypatch: pytest.MonkeyPatch, trusted: bool, level: Level) -> None:
     monkeypatch.setattr(tools, "find", lambda _program: None)
     config = Config(network=Network(allowed=("job",), default="job", trusted_underlay=trusted))
-    found = {one.check: one for one in network.check(config, "n1", root=False)}
+    found = {one.check: one for one in JobNetwork().check(config, "n1", root=False)}
     assert found["network.firewall"].level is level
     assert found["network.kernel"].level is Level.WARN
 
 
 def test_br_netfilter_that_is_not_loaded_is_ok(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tools, "SYSCTL", tmp_path)
-    assert network.bridge_netfilter(accepts=True).level is Level.OK
+    assert job_network.bridge_netfilter(accepts=True).level is Level.OK
     (tmp_path / "bridge").mkdir()
     for name in ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables"):
         (tmp_path / "bridge" / name).write_text("0\n")
-    assert network.bridge_netfilter(accepts=True).level is Level.OK
+    assert job_network.bridge_netfilter(accepts=True).level is Level.OK
 
 
 def test_rules_of_iptables_legacy_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,22 +70,22 @@ def test_rules_of_iptables_legacy_are_reported(monkeypatch: pytest.MonkeyPatch, 
     names = tmp_path / "ip_tables_names"
     names.write_text("nat\nfilter\n")
     monkeypatch.setattr(forwarding, "LEGACY", names)
-    found = network.bridge_netfilter(accepts=True)
+    found = job_network.bridge_netfilter(accepts=True)
     assert (found.level, "iptables-legacy" in found.what) == (Level.WARN, True)
     assert "sysctl -w net.bridge.bridge-nf-call-iptables=0; or accept" in found.hint
 
 
 def test_the_underlay_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "resolve", lambda name: frozenset({"127.0.1.1"}))
-    assert network.underlay(JOB, socket.gethostname()).level is Level.WARN
-    monkeypatch.setattr(network, "resolve", lambda name: frozenset({"192.0.2.77"}))
-    found = network.underlay(JOB, "n1")
+    monkeypatch.setattr(underlay, "resolve", lambda name: frozenset({"127.0.1.1"}))
+    assert underlay.underlay(JOB, socket.gethostname()).level is Level.WARN
+    monkeypatch.setattr(underlay, "resolve", lambda name: frozenset({"192.0.2.77"}))
+    found = underlay.underlay(JOB, "n1")
     assert found.level is Level.ERROR
     assert "does not have the underlay address 192.0.2.77" in found.what
     monkeypatch.setattr(segment, "underlay_mtu", lambda _segment: 1450)
-    assert network.underlay(JOB, "n1").what == "192.0.2.77 leaves guests an MTU of 1450"
+    assert underlay.underlay(JOB, "n1").what == "192.0.2.77 leaves guests an MTU of 1450"
     large = Config(network=Network(allowed=("job",), default="job", mtu=8950))
-    assert "network.mtu is 8950, and 192.0.2.77 leaves 1450" in network.underlay(large, "n1").what
+    assert "network.mtu is 8950, and 192.0.2.77 leaves 1450" in underlay.underlay(large, "n1").what
 
 
 def test_a_controller_without_ssh_keygen_gets_a_warning(
@@ -105,7 +108,7 @@ NAT = Config(network=Network(allowed=("none", "nat"), nat_dns=("192.0.2.1",)))
 
 
 def test_a_site_without_nat_has_no_findings() -> None:
-    assert list(nat.check(JOB, root=True)) == []
+    assert list(Nat().check(JOB, "n1", root=True)) == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from vhpc_slurm import __version__
 from vhpc_slurm.cli.host.checks import CheckResult, Level, node
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.node.resource import uid
 
 
 def test_the_old_virtiofsd_is_distinguished_from_the_new(tmp_path: Path) -> None:
@@ -59,16 +60,16 @@ def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
 def test_uids_of_users_and_of_rootless_containers_are_not_free(tmp_path: Path) -> None:
     subuid = tmp_path / "subuid"
     subuid.write_text("alice:100000:65536\nbob:700500:65536\n")
-    (finding,) = node.uid_range(Config(), subuid)
+    (finding,) = uid.uid_range(Config(), subuid)
     assert (finding.level, finding.what) == (
         Level.ERROR,
         f"uids 700000-708191 overlap {subuid}: bob:700500:65536",
     )
-    (finding,) = node.uid_range(Config(guests=Guests(uid_base=708192, uid_count=10)), tmp_path / "absent")
+    (finding,) = uid.uid_range(Config(guests=Guests(uid_base=708192, uid_count=10)), tmp_path / "absent")
     assert finding.level is Level.OK
     highest = max(entry.pw_uid for entry in pwd.getpwall())
     if highest >= 1000:
-        (finding,) = node.uid_range(Config(guests=Guests(uid_base=highest - 1, uid_count=2)), subuid)
+        (finding,) = uid.uid_range(Config(guests=Guests(uid_base=highest - 1, uid_count=2)), subuid)
         assert pwd.getpwuid(highest).pw_name in finding.what
 
 

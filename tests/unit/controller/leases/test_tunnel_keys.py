@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lease_keys import KeyVhpcd, take
 from network_lab import VNI, lease_of, plan_of
 
-from vhpc_slurm.cli.host.checks import Level, network, services
+from vhpc_slurm.cli.host.checks import Level, services
 from vhpc_slurm.cli.host.planview import _segment
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
@@ -28,6 +28,7 @@ from vhpc_slurm.controller.wire_types import LeaseWire, Wire
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Lease, LeaseState, NodeSegment, SshKeys, Tunnel, TunnelKeyPairs, TunnelKeys
 from vhpc_slurm.node.network import firewall, plan, probe, segment, tools, tunnel
+from vhpc_slurm.node.resource import job_network
 from vhpc_slurm.node.resource.job_network import JobNetwork, NetworkData
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -269,16 +270,16 @@ def test_doctor_tries_an_encrypted_network(monkeypatch: pytest.MonkeyPatch) -> N
             raise NodeError("ip failed: link add name vhpcw1 type wireguard", "Unknown device type")
 
     monkeypatch.setattr(probe, "run", lacks)
-    found = {one.check: one for one in network.check(Config(network=SITE), "n1", root=True)}
+    found = {one.check: one for one in JobNetwork().check(Config(network=SITE), "n1", root=True)}
     assert found["network.kernel"].level is Level.OK
     assert found["network.wireguard"].level is Level.ERROR
     assert "wireguard-tools" in found["network.wireguard"].hint
     plain = msgspec.structs.replace(SITE, encryption="none")
     assert "network.wireguard" not in {
-        one.check for one in network.check(Config(network=plain), "n1", root=True)
+        one.check for one in JobNetwork().check(Config(network=plain), "n1", root=True)
     }
     monkeypatch.setattr(probe, "run", lambda _what="job": None)
-    assert network.wireguard().level is Level.OK
+    assert job_network.wireguard().level is Level.OK
 
 
 def test_doctor_checks_that_vhpcds_host_makes_keys() -> None:

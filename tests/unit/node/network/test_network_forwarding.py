@@ -25,8 +25,8 @@ from network_lab import (
 )
 
 from vhpc_slurm.cli.host.checks import Level
-from vhpc_slurm.cli.host.checks import network as doctor
 from vhpc_slurm.node.network import forwarding
+from vhpc_slurm.node.resource import job_network
 
 SYSCTLS = Path("/proc/sys/net/bridge")
 
@@ -159,20 +159,20 @@ def _received(host: Host) -> int:
 
 def test_doctor_names_the_chain_that_drops(n1: Host) -> None:
     with inside(n1.namespace):
-        assert doctor.bridge_netfilter(accepts=False).level is Level.OK
+        assert job_network.bridge_netfilter(accepts=False).level is Level.OK
     _switch(n1, "1")
     try:
         with inside(n1.namespace):
-            found = doctor.bridge_netfilter(accepts=False)
+            found = job_network.bridge_netfilter(accepts=False)
             assert (found.level, "no chain of others" in found.what) == (Level.OK, True)
             n1.run("nft", "-f", "-", data=DROPS)
-            found = doctor.bridge_netfilter(accepts=False)
+            found = job_network.bridge_netfilter(accepts=False)
             assert found.level is Level.WARN
             assert found.what.endswith("ip filter FORWARD, ip6 filter FORWARD, inet site forward")
             assert 'iifname "vhpcb*" oifname "vhpcb*"' in found.hint
-            assert doctor.bridge_netfilter(accepts=True).level is Level.OK
+            assert job_network.bridge_netfilter(accepts=True).level is Level.OK
             forwarding.accept()
-            assert doctor.bridge_netfilter(accepts=False).level is Level.OK
+            assert job_network.bridge_netfilter(accepts=False).level is Level.OK
     finally:
         _switch(n1, "0")
 

@@ -34,7 +34,6 @@ from network_lab import (
 )
 from segment_site import Site, replace_network
 
-from vhpc_slurm.cli.host.checks import site as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError
@@ -43,6 +42,7 @@ from vhpc_slurm.node.finding import Kind
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import owned, site, tools
 from vhpc_slurm.node.resource import registry
+from vhpc_slurm.node.resource import site as bridged
 from vhpc_slurm.node.store.layout import Layout
 
 pytestmark = pytest.mark.skipif(bool(usable()), reason=usable())
@@ -315,7 +315,7 @@ def test_a_missing_bridge_is_named(node: Host) -> None:
     config = Config(network=Network(**{**SITE, "site_bridge": "br-none"}))  # type: ignore[arg-type]
     with pytest.raises(NodeError, match="this node has no bridge br-none"):
         site.bridge_mtu("br-none")
-    (found,) = [one for one in doctor.check(config, "n1", root=False) if one.check == "site.bridge"]
+    (found,) = [one for one in bridged.Site().check(config, "n1", root=False) if one.check == "site.bridge"]
     assert "this node has no bridge br-none" in str(found)
     ip("link", "set", "dev", BRIDGE, "down")
     with pytest.raises(NodeError, match="bridge br-site of this node is down"):

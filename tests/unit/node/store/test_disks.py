@@ -15,11 +15,11 @@ from node_rig import node_layout
 from stepd import needs_root
 
 from vhpc_slurm.cli.host.checks import Level
-from vhpc_slurm.cli.host.checks import disks as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import Generation
+from vhpc_slurm.node.resource.disk import Disk
 from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import Layout
 
@@ -163,15 +163,15 @@ def test_a_program_that_is_missing_is_named(layout: Layout, monkeypatch: pytest.
     monkeypatch.setattr(disks, "MKFS", "/nonexistent/mkfs.ext4")
     with pytest.raises(NodeError, match=r"cannot run /nonexistent/mkfs.ext4: .*apt install e2fsprogs"):
         disks.make(layout, JOB, 0, 64, "n1")
-    finding = next(doctor.check(layout.config, root=True))
+    finding = next(iter(Disk().check(layout.config, "n1", root=True)))
     assert finding.what.startswith("/nonexistent/mkfs.ext4 not found: jobs with --vhpc-disk fail here")
 
 
 def test_doctor_shows_the_disks_that_a_node_can_have(small: Layout) -> None:
     def levels(layout: Layout, *, root: bool = True) -> list[Level]:
-        return [finding.level for finding in doctor.check(layout.config, root=root)]
+        return [finding.level for finding in Disk().check(layout.config, "n1", root=root)]
 
-    assert list(doctor.check(Config(disks=Disks()), root=True)) == []
+    assert list(Disk().check(Config(disks=Disks()), "n1", root=True)) == []
     assert levels(with_disks(small, max_mib=100)) == [Level.OK]
     assert levels(with_disks(small, max_mib=101)) == [Level.WARN]
     assert levels(small, root=False) == [Level.WARN]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import subprocess
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ MIN_RUN_MIB = 16
 """Less than this in the run folder is reported: kernels and initrds of images alone may need as much."""
 _VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
 
 
 def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
@@ -46,8 +44,6 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     yield from confinement.check(config)
     for name in ("vhpc-shim", "vhpc-run", "vhpc-confine", "vhpc-locks"):
         yield guest_program(Path(config.paths.libexec) / name)
-    yield from uid_range(config, Path("/etc/subuid"))
-    yield qemu_group(config)
     yield name_service(Path("/etc/nsswitch.conf"))
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     yield run_folder(config.paths.run, mounts)
@@ -219,37 +215,6 @@ def guest_program(path: Path) -> CheckResult:
     return ok(name, f"{path} {found[1]}")
 
 
-def uid_range(config: Config, subuid: Path) -> Iterator[CheckResult]:
-    """Whether the uids of QEMU are unused, by users and by rootless containers."""
-    first, count = config.guests.uid_base, config.guests.uid_count
-    last = first + count - 1
-    hint = "choose another guests.uid_base, the same on all nodes"
-    owners = [entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last]
-    owners += [name for uid in (first, last) if (name := _name_of(uid)) and name not in owners]
-    if owners:
-        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", hint)
-        return
-    try:
-        lines = subuid.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        match = _SUBUID.match(line)
-        if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
-            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", hint)
-            return
-    yield ok("node.uids", f"uids {first}-{last} are used by nothing else")
-
-
-def qemu_group(config: Config) -> CheckResult:
-    """Whether the group that QEMU runs with exists."""
-    try:
-        gid = accounts.group_id(config.guests.qemu_group)
-    except VhpcError as err:
-        return error("node.qemu_group", err.line(), "install QEMU, or set guests.qemu_group")
-    return ok("node.qemu_group", f"{config.guests.qemu_group} is {gid}")
-
-
 def run_folder(path: str, mounts: str) -> CheckResult:
     """Whether the run folder, which must not survive a reboot, is on a tmpfs."""
     kind = filesystem_of(path, mounts)
@@ -366,14 +331,6 @@ def _group_number(name: str) -> int | None:
         return accounts.group_id(name)
     except VhpcError:
         return None
-
-
-def _name_of(uid: int) -> str:
-    """Name of a uid; directory services that do not list users answer such a request."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return ""
 
 
 def _version_of(path: str) -> tuple[int, str]:
