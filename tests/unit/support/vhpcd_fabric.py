@@ -40,6 +40,7 @@ def a_vhpcd(
     daemon: Munged,
     fabric: SimulatedFabric | None,
     prepare: Callable[[Vhpcd], None] = lambda _: None,
+    /,
     **other: Any,
 ) -> Iterator[Vhpcd]:
     """It runs; without a fabric it has no backend.  ``prepare`` is called before its start."""
