@@ -14,6 +14,7 @@ from fake_gpu_tools import GpuTools, gpu_tools
 from job_devices import gpus, host, lease, prepare
 from placement_rig import MANIFEST, REQUEST
 
+from vhpc_slurm.cli.host import planchecks, qemu
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.model import ImageIdentity, NodePlan
@@ -21,6 +22,7 @@ from vhpc_slurm.node import plan as node_plan
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, nvswitch
 from vhpc_slurm.node.store import journal
+from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING
 
 fmpm, tools = fake_fmpm, gpu_tools
@@ -143,6 +145,20 @@ def test_an_image_with_another_driver_is_refused(rig: Rig, fmpm: Fmpm) -> None:
         )
     no_gpus = replace(plan, guests=tuple(replace(guest, devices=()) for guest in plan.guests))
     nvswitch.check(config, no_gpus, image(("nvidia", "1.0")))
+
+
+@pytest.mark.promise("devices.nvswitch-driver")
+@pytest.mark.parametrize(("driver", "refused"), [("570.86.15", True), ("580.95.05", False)])
+def test_vhpc_plan_refuses_another_driver(
+    rig: Rig, fmpm: Fmpm, monkeypatch: pytest.MonkeyPatch, driver: str, *, refused: bool
+) -> None:
+    monkeypatch.setattr(qemu, "version", lambda _config: 0)
+    rig.with_devices(fabric_manager=(str(fmpm.manager), "--version"))
+    what = replace(lease(gpus(1, 3)), image=image(("nvidia", driver)))
+    devices = assignment.handed_out(rig.layout)
+    case = node_plan.of_lease(what, host(rig), (), NOTHING, devices)
+    found = planchecks.checked(rig.layout.config, case, planned(rig, 1, 3))
+    assert isinstance(found, Refusal) == refused
 
 
 @pytest.mark.parametrize(
