@@ -201,7 +201,7 @@ def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
 
 def _current(catalog: Path, ref: ImageRef, arch: str) -> tuple[str, Manifest] | None:
     """Digest and manifest of a name's image for an architecture; None if there is none, or it is broken."""
-    digest = _pointed(catalog, ref).get(arch)
+    digest = _pointed(catalog, ref).get(arch, "")
     try:
         found = FolderCatalog(catalog).read_manifest(digest) if digest else None
     except VhpcError:
