@@ -151,11 +151,7 @@ static int next_state(pid_t pid)
     return -1;
 }
 
-/*
- * No signal makes a program return a code that its caller has chosen, so the process calls
- * exit_group itself: tracing it, we set the registers of this call, and the instruction that it
- * continues with (in its own copy of the page). Source: ptrace(2), syscall(2).
- */
+/* Set the registers for exit_group(code); returns where the process continues. */
 #if defined(__x86_64__)
 static unsigned long long set_exit_call(struct user_regs_struct *regs, int code)
 {
@@ -176,6 +172,11 @@ static unsigned long long set_exit_call(struct user_regs_struct *regs, int code)
 }
 #endif
 
+/*
+ * No signal makes a program return a code that its caller has chosen, so the process calls
+ * exit_group itself: tracing it, we set the registers of this call, and the instruction that it
+ * continues with (in its own copy of the page). Source: ptrace(2), syscall(2).
+ */
 static bool prepare_exit(pid_t pid, int code)
 {
     struct user_regs_struct regs;
