@@ -23,7 +23,8 @@ from typing import IO
 import msgspec
 from rig import InternalError, fuzz
 
-from vhpc_slurm.bootfiles import elf, newc
+from vhpc_slurm.architecture import X86_64
+from vhpc_slurm.bootfiles import armkernel, elf, newc
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.importing import archives, ownkernel, rootfs
 from vhpc_slurm.importing.artifact import describe
@@ -196,12 +197,22 @@ def _newc(raw: bytes) -> None:
 
 
 def _elf(raw: bytes) -> None:
-    for read in (elf.check_static, elf.has_pvh_entry, lambda data: elf.section(data, ".modinfo")):
+    for read in (
+        lambda data: elf.check_static(data, X86_64),
+        elf.has_pvh_entry,
+        lambda data: elf.section(data, ".modinfo"),
+    ):
         with contextlib.suppress(ValueError):
             read(raw)
 
 
+def _arm_kernel(raw: bytes) -> None:
+    with contextlib.suppress(BootFileError):
+        armkernel.image(raw)
+
+
 READERS: dict[bytes, Callable[[bytes], None]] = {
+    b"armkernel": _arm_kernel,
     b"layers": _layers,
     b"gzip": _compressed("gzip"),
     b"archive": _archive,

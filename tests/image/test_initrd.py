@@ -19,6 +19,7 @@ from vmimages.initrd import initrd, program, version
 from vmimages.rootfs import Base
 
 from vhpc_slurm import __version__
+from vhpc_slurm.architecture import X86_64
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles.newc import Archive
 
@@ -219,7 +220,7 @@ def test_the_message_has_a_command_that_builds_the_program(
 def test_truncated_elf_files_are_refused() -> None:
     for length in (0, 6, 63, 100):
         with pytest.raises(ValueError, match=r"ELF|truncated"):
-            elf.check_static(PVH[:length])
+            elf.check_static(PVH[:length], X86_64)
 
 
 def test_a_program_is_made_absolute_and_must_be_executable(
