@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "agent.h"
+
+#if defined(__x86_64__)
 #include <cpuid.h>
 #include <string.h>
-
-#include "agent.h"
 
 bool is_emulated(void)
 {
@@ -16,3 +17,21 @@ bool is_emulated(void)
     memcpy(vendor + 8, &d, 4);
     return memcmp(vendor, "TCGTCGTCGTCG", sizeof vendor) == 0;
 }
+#elif defined(__aarch64__)
+#include <stdint.h>
+#include <sys/auxv.h>
+
+/*
+ * With KVM a guest sees the implementer of the host's processor. QEMU's CPU "max" has 0, which Arm
+ * reserves for software. The kernel gives programs the register if AT_HWCAP says so.
+ */
+bool is_emulated(void)
+{
+    enum { HWCAP_OF_CPUID = 1 << 11, IMPLEMENTER_SHIFT = 24 };
+    uint64_t midr;
+    if ((getauxval(AT_HWCAP) & HWCAP_OF_CPUID) == 0)
+        return false;
+    __asm__("mrs %0, midr_el1" : "=r"(midr));
+    return (midr >> IMPLEMENTER_SHIFT & 0xff) == 0;
+}
+#endif

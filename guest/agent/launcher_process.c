@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launcher_process.h"
 
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,8 +24,14 @@ enum {
     COMMAND_LINE_MAX = 1 << 16,
 };
 
-#define SYSCALL_BYTES 0x050fL /* the instruction syscall, as the processor reads it */
+/* The instruction that calls the kernel, as PTRACE_PEEKTEXT reads it. */
+#if defined(__x86_64__)
+#define SYSCALL_BYTES 0x050fL
 #define SYSCALL_MASK 0xffffL
+#elif defined(__aarch64__)
+#define SYSCALL_BYTES 0xd4000001L /* svc #0 */
+#define SYSCALL_MASK 0xffffffffL
+#endif
 
 static FILE *open_of(pid_t pid, const char *file)
 {
@@ -143,6 +151,27 @@ static int next_state(pid_t pid)
     return -1;
 }
 
+/* Set the registers for exit_group(code); returns where the process continues. */
+#if defined(__x86_64__)
+static unsigned long long set_exit_call(struct user_regs_struct *regs, int code)
+{
+    regs->rax = SYS_exit_group;
+    regs->rdi = (unsigned long long)code;
+    regs->orig_rax = ULLONG_MAX; /* do not restart the call that the stop has interrupted */
+    return regs->rip;
+}
+#elif defined(__aarch64__)
+/* One instruction further: there the kernel does not restart the call that the stop has interrupted
+   (do_signal() in arch/arm64/kernel/signal.c). */
+static unsigned long long set_exit_call(struct user_regs_struct *regs, int code)
+{
+    regs->regs[8] = SYS_exit_group;
+    regs->regs[0] = (unsigned long long)code;
+    regs->pc += 4;
+    return regs->pc;
+}
+#endif
+
 /*
  * No signal makes a program return a code that its caller has chosen, so the process calls
  * exit_group itself: tracing it, we set the registers of this call, and the instruction that it
@@ -151,18 +180,17 @@ static int next_state(pid_t pid)
 static bool prepare_exit(pid_t pid, int code)
 {
     struct user_regs_struct regs;
-    if (ptrace(PTRACE_GETREGS, pid, NULL, &regs) < 0)
+    struct iovec all = {.iov_base = &regs, .iov_len = sizeof regs};
+    if (ptrace(PTRACE_GETREGSET, pid, NT_PRSTATUS, &all) < 0)
         return false;
+    unsigned long long at = set_exit_call(&regs, code);
     errno = 0;
-    long text = ptrace(PTRACE_PEEKTEXT, pid, regs.rip, NULL);
+    long text = ptrace(PTRACE_PEEKTEXT, pid, at, NULL);
     if (errno != 0)
         return false;
     text = (text & ~SYSCALL_MASK) | SYSCALL_BYTES;
-    regs.rax = SYS_exit_group;
-    regs.rdi = (unsigned long long)code;
-    regs.orig_rax = ULLONG_MAX; /* do not restart the call that the stop has interrupted */
-    return ptrace(PTRACE_POKETEXT, pid, regs.rip, text) == 0 &&
-           ptrace(PTRACE_SETREGS, pid, NULL, &regs) == 0;
+    return ptrace(PTRACE_POKETEXT, pid, at, text) == 0 &&
+           ptrace(PTRACE_SETREGSET, pid, NT_PRSTATUS, &all) == 0;
 }
 
 /* False if the process may not be traced, as with kernel.yama.ptrace_scope, or does not end. */

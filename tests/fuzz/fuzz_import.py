@@ -23,8 +23,8 @@ from typing import IO
 import msgspec
 from rig import InternalError, fuzz
 
-from vhpc_slurm.architecture import ARCHITECTURES
-from vhpc_slurm.bootfiles import elf, newc
+from vhpc_slurm.architecture import X86_64
+from vhpc_slurm.bootfiles import armkernel, elf, newc
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.importing import archives, ownkernel, rootfs
 from vhpc_slurm.importing.artifact import describe
@@ -197,15 +197,22 @@ def _newc(raw: bytes) -> None:
 
 
 def _elf(raw: bytes) -> None:
-    for architecture in ARCHITECTURES.values():
-        with contextlib.suppress(ValueError):
-            elf.check_static(raw, architecture)
-    for read in (elf.has_pvh_entry, lambda data: elf.section(data, ".modinfo")):
+    for read in (
+        lambda data: elf.check_static(data, X86_64),
+        elf.has_pvh_entry,
+        lambda data: elf.section(data, ".modinfo"),
+    ):
         with contextlib.suppress(ValueError):
             read(raw)
 
 
+def _arm_kernel(raw: bytes) -> None:
+    with contextlib.suppress(BootFileError):
+        armkernel.image(raw)
+
+
 READERS: dict[bytes, Callable[[bytes], None]] = {
+    b"armkernel": _arm_kernel,
     b"layers": _layers,
     b"gzip": _compressed("gzip"),
     b"archive": _archive,
