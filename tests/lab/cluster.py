@@ -387,8 +387,9 @@ class Lab:
 
     def assert_nothing_left(self) -> None:
         """End what runs; then the queue is empty, nodes are idle, and an independent count finds nothing."""
-        self.run("ctl", "sh", "-c", "scancel --user=alice; scancel --user=bob", check=False)
-        self.quiet()
+        if self.run("ctl", "squeue", "-h").out:
+            self.run("ctl", "sh", "-c", "scancel --user=alice; scancel --user=bob", check=False)
+            self.quiet()
         self.all_idle()
         assert self.leaks() == []
 

@@ -16,8 +16,9 @@ from twins import FILES, WHERE
 LIMIT_S = 1200
 # Files that take longest: they come first, so that no lab works alone at the end.
 LONGEST = (
-    *("network", "usage", "policy", "fabric", "guests_per_node", "jobs", "user_views", "faults"),
-    *("het", "images", "user_tools", "same", "errors", "nat", "signals", "import", "attacks_helpers"),
+    *("network", "jobs", "same", "errors", "cluster", "checkpoint", "faults", "het", "fabric", "isolation"),
+    *("usage", "images", "policy", "user_tools", "commands", "nat", "signals", "user_views", "import"),
+    *("covered_commands", "preemption", "attacks_helpers"),
 )
 
 # Each worker of pytest-xdist but the first has a lab of its own: scripts/lab-tests brings them up.

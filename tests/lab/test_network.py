@@ -172,7 +172,7 @@ def listen(lab: Lab, user: str, network: str = JOB) -> Listening:
         "here=$HOME/heard-$SLURM_JOB_ID go=$HOME/go-$SLURM_JOB_ID; export here go\n"
         "srun -N2 --ntasks-per-node=1 sh -c 'sudo python3 ~/sniff.py $go > $here-$(hostname)' &\n"
         "until [ -e $go ]; do for name in n1 n2; do ping -c1 -W1 $name >/dev/null; done;"
-        " if [ -e $HOME/spoof.sh ]; then sh $HOME/spoof.sh; rm $HOME/spoof.sh; fi; sleep 0.3; done; wait",
+        " if [ -e $HOME/spoof.sh ]; then sh $HOME/spoof.sh; rm $HOME/spoof.sh; fi; sleep 1; done; wait",
         "-N2",
         network,
         user=user,
