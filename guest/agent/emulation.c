@@ -23,7 +23,7 @@ bool is_emulated(void)
 
 /*
  * With KVM a guest sees the implementer of the host's processor. QEMU's CPU "max" has 0, which Arm
- * reserves for software. The kernel gives programs the register if AT_HWCAP says so.
+ * reserves for software. Programs can read the register if the kernel has set this bit of AT_HWCAP.
  */
 bool is_emulated(void)
 {
