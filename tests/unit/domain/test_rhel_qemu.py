@@ -52,7 +52,11 @@ def kind(element: ET.Element) -> str:
     return "/".join([element.tag, *(part for part in parts if part)])
 
 
-@pytest.mark.parametrize("path", sorted((DATA / "domain").glob("*.xml")), ids=lambda path: path.stem)
+# the list of devices is that for x86_64
+OF_X86 = sorted(path for path in (DATA / "domain").glob("*.xml") if not path.stem.startswith("aarch64-"))
+
+
+@pytest.mark.parametrize("path", OF_X86, ids=lambda path: path.stem)
 def test_golden_domains_need_no_device_that_rhel_lacks(path: Path) -> None:
     domain = ET.parse(path).getroot()
     kinds = {kind(element) for element in domain.iterfind("devices/*")}
