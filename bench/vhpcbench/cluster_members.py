@@ -83,7 +83,9 @@ def _known(lab: Lab, members: list[int], jobs: list[int], event: str = "join") -
         for path in paths:
             if not path.exists():
                 return False
-            rows = map(json.loads, path.read_text().splitlines())
+            # a line that is being written has no end yet
+            *whole, _ = path.read_text().split("\n")
+            rows = map(json.loads, whole)
             if not set(jobs) <= {row["job"] for row in rows if row["event"] == event}:
                 return False
         return True
