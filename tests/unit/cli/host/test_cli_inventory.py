@@ -98,8 +98,8 @@ def documented() -> set[str]:
     for line in (ROOT / "docs/inventory.md").read_text().splitlines():
         if line.startswith("## `"):
             prefix = line.strip("# `") + "."
-        if line.startswith("| `"):
-            names, text = line.split(" | ", 1)
+        if line.startswith("- `"):
+            names, text = line.split(": ", 1)
             found |= {prefix + name for name in re.findall(r"`(\w+)`", names)}
             for part in ("distances", "hugepages", "bars", "link", "cells", "mdev_types", "vgpus"):
                 if f"`{part}`" in names and (prefix or part != "cells"):
