@@ -14,7 +14,7 @@ import platform
 from dataclasses import dataclass
 
 KERNEL_TYPE = "application/vnd.vhpc.kernel."
-"""What the media types of kernels begin with; the rest is a format."""
+"""Prefix of the media types of kernels; a format follows."""
 
 RHEL_QEMU = "/usr/libexec/qemu-kvm"
 
@@ -126,6 +126,10 @@ def named(name: str) -> Architecture:
     return found
 
 
-def own() -> Architecture:
-    """That of this machine; ValueError as ``named``."""
-    return named(platform.machine())
+def of_machine(machine: str) -> Architecture:
+    """The architecture of a host, by ``uname -m``; an unknown machine counts as x86_64.
+
+    So ``vhpc inventory``, ``vhpc plan`` and ``vhpc doctor`` describe every host. An unknown machine gets no
+    guest: vhpcd and ``DomainSpec`` refuse its architecture by name, ``vhpc doctor`` reports it.
+    """
+    return ARCHITECTURES.get(machine, X86_64)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.device import PassthroughDevice
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, HostInventory
@@ -87,7 +87,7 @@ class _Numbers:
 
     def __init__(self, guest: GuestPlan, host: HostInventory) -> None:
         self._guest = guest
-        self._arch = ARCHITECTURES.get(host.arch, X86_64).nccl
+        self._arch = of_machine(host.arch).nccl
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
         self._known = {cell.host_cell: cell.cell for cell in guest.cells}
         self._made: dict[int, ET.Element] = {}

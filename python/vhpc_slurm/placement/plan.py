@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -188,7 +188,7 @@ def _guest(
     host = what.host
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
     layout = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host), reasons)
-    arch = ARCHITECTURES.get(host.arch, X86_64)
+    arch = of_machine(host.arch)
     hole = pci.hole_bytes(given.all, arch)
     if given.all:
         reasons += pci.check_bits(memory.memory_mib, hole, host, arch)

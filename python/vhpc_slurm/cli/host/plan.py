@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.cli import context, leases, options, output
 from vhpc_slurm.cli.host import planchecks, planview
@@ -305,7 +305,7 @@ def _hypervisor(config: Config, arch: str) -> tuple[int, str]:
         with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return hypervisor.version()[0], ""
     except (VhpcError, ImportError) as err:
-        oldest = ARCHITECTURES.get(arch, X86_64).libvirt_oldest
+        oldest = of_machine(arch).libvirt_oldest
         return oldest, f"for the oldest supported libvirt; the running one was not queried: {err}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64, Architecture
+from vhpc_slurm.architecture import Architecture, of_machine
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import HostInventory, ImageIdentity, NodePlan, RunningGuest
@@ -36,7 +36,6 @@ def domain_spec(
         UserError: a value that comes from the image is not acceptable.
         NodeError: any other value is not, or the group of QEMU does not exist.
     """
-    arch = ARCHITECTURES.get(image.manifest.arch, X86_64)
     return DomainSpec(
         name=domain_name(plan.generation, running.plan.index),
         generation=plan.generation,
@@ -46,12 +45,12 @@ def domain_spec(
         gid=accounts.group_id(config.guests.qemu_group),
         libvirt_version=libvirt_version,
         emulator=config.guests.emulator,
-        firmware=_firmware(arch) if running.plan.devices else "",
+        firmware=_firmware(of_machine(host.arch)) if running.plan.devices else "",
         partition=plan.partition,
         saveable=is_saveable(config, plan.guests),
     )
 
 
 def _firmware(architecture: Architecture) -> str:
-    """The UEFI of this node for guests with devices; empty: there is none, or they need none."""
+    """The UEFI of this node for guests with devices; empty if the node has none, or they need none."""
     return next((path for path in architecture.firmware if Path(path).is_file()), "")

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
@@ -64,7 +64,7 @@ def most_vcpus(hypervisor: Hypervisor, host: HostInventory, emulator: str) -> in
     Raises:
         NodeError: libvirt does not say.
     """
-    arch = ARCHITECTURES.get(host.arch, X86_64)
+    arch = of_machine(host.arch)
     most = hypervisor.most_vcpus("kvm" if host.kvm else "qemu", arch, emulator)
     if arch.is_pc and not host.kvm and hypervisor.version()[1] < TCG_X2APIC:
         return min(most, iommu.ALL_CPUS)

@@ -13,7 +13,7 @@ import platform
 import re
 from pathlib import Path
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import X86_64, of_machine
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
@@ -107,7 +107,7 @@ def decide_kvm(
         return True, "guests.accelerator = kvm"
     if problem:
         return False, problem
-    needed = ARCHITECTURES.get(arch, X86_64).kvm_flags
+    needed = of_machine(arch).kvm_flags
     if not needed:
         return True, f"{kvm_device} opens"
     flags = set(_cpuinfo_field(cpuinfo, "flags").split())

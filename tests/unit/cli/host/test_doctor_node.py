@@ -126,6 +126,13 @@ def test_a_folder_of_libvirt_that_qemu_cannot_search_is_an_error(tmp_path: Path)
     assert list(node.libvirt_folder(config, tmp_path / "absent")) == []
 
 
+def test_a_machine_without_guests_is_an_error() -> None:
+    (finding,) = node.architecture("riscv64")
+    assert (finding.check, finding.level) == ("node.architecture", Level.ERROR)
+    assert finding.what == "guests run on x86_64 and aarch64, not on 'riscv64'"
+    assert [*node.architecture("x86_64"), *node.architecture("aarch64")] == []
+
+
 def test_software_emulation_is_a_warning() -> None:
     found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
     finding = one(found, "node.kvm")

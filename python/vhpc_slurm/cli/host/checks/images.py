@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.catalog import site_catalog
 from vhpc_slurm.cli.host.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
@@ -24,7 +24,7 @@ TOOLS = {
     "veritysetup": "cryptsetup-bin",
     "zstd": "zstd",
 }
-_OWN = ARCHITECTURES.get(platform.machine(), X86_64)
+_OWN = of_machine(platform.machine())
 DISK_TOOLS = {("qemu-img",): "qemu-utils", _OWN.programs: _OWN.qemu_package}
 """Programs of an import, or others instead, with Debian's packages."""
 TRIAL = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "echo", "works")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm import __version__
-from vhpc_slurm.architecture import ARCHITECTURES, X86_64
+from vhpc_slurm.architecture import named, of_machine
 from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, labels, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain import iommu
@@ -34,6 +34,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     """Results for this compute node; some checks need root."""
+    yield from architecture(platform.machine())
     yield from topology(config, node)
     if root:
         yield from hypervisor(config)
@@ -73,6 +74,14 @@ def name_service(file: Path) -> CheckResult:
         "in the node's files, and jobs of others drain it",
         "add the site's directory, such as sss, behind slurm",
     )
+
+
+def architecture(machine: str) -> Iterator[CheckResult]:
+    """An error if no guest can run on this machine (``uname -m``)."""
+    try:
+        named(machine)
+    except ValueError as err:
+        yield error("node.architecture", str(err), "remove this node from partitions with guests")
 
 
 def topology(config: Config, node: str) -> Iterator[CheckResult]:
@@ -126,7 +135,7 @@ def hypervisor(config: Config) -> Iterator[CheckResult]:
         )
         return
     text = format_version(libvirt_version)
-    oldest = ARCHITECTURES.get(platform.machine(), X86_64).libvirt_oldest
+    oldest = of_machine(platform.machine()).libvirt_oldest
     if libvirt_version < oldest:
         yield error(
             "node.libvirt", f"libvirt {text} is too old", f"install {format_version(oldest)} or newer"
