@@ -18,7 +18,7 @@ from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.node.devices import classes, gpumap, preflight, quarantine
 from vhpc_slurm.node.devices.device_class import DeviceClass, HostState, NotCleanError, State
 from vhpc_slurm.node.devices.preflight import CheckInput, DeviceError
-from vhpc_slurm.node.host import attribute
+from vhpc_slurm.node.host import attribute, pcie
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
@@ -117,7 +117,8 @@ def case_of(layout: Layout, mine: Sequence[str], held: Mapping[str, str], host: 
     """Inputs of the checks of a job's devices; NodeError if the GPU map cannot be read."""
     config, types = layout.config, gpumap.types(Path(layout.config.placement.gpu_map))
     root = config.host.sysfs_root
-    return CheckInput(root, config.devices, frozenset(mine), held, host.proc, host.dev, types)
+    switches = pcie.Switches(root)
+    return CheckInput(root, config.devices, frozenset(mine), held, host.proc, host.dev, types, switches)
 
 
 def release(layout: Layout, generation: str, held: HeldDevice, host: HostState | None = None) -> None:

@@ -137,7 +137,8 @@ class CheckInput(Record, frozen=True):
         held: generation by key, of other jobs' devices.
         proc: path of procfs.
         dev: folder of the device files.
-        types: what the GPU map says that devices become, by key.
+        types: parts that devices become according to the GPU map, by key.
+        switches: above all of the devices; None for a check of one device.
     """
 
     root: str
@@ -147,6 +148,7 @@ class CheckInput(Record, frozen=True):
     proc: Path = Path("/proc")
     dev: str = "/dev"
     types: Mapping[str, str] = field(default_factory=dict)
+    switches: pcie.Switches | None = None
 
 
 def device_path(root: str, address: str) -> str:
@@ -284,7 +286,8 @@ def check_group(case: CheckInput, path: str, address: str) -> int:
 
 def _check_isolation(case: CheckInput, address: str) -> None:
     """Check that no other holder has a device below the same switches that ports do not isolate."""
-    for other, port in pcie.unguarded(case.root, address).items():
+    switches = case.switches or pcie.Switches(case.root)
+    for other, port in switches.unguarded(address).items():
         driver = bound_to(case.root, other)
         idle = other not in case.held and driver in ("", VFIO, *BRIDGE_DRIVERS)
         if other in case.mine or idle:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configuration space of a PCI Express function says of peer-to-peer traffic: ACS and ATS.
+"""Peer-to-peer traffic of PCI Express functions, by their configuration space: ACS and ATS.
 
 Only root can read it; a captured tree may have only its first bytes.
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 
 from vhpc_slurm.node.host import pci, sysfs
 from vhpc_slurm.record import Record
@@ -63,30 +64,48 @@ def downstream(bridges: Sequence[str], start: int = 1) -> list[str]:
     return [port for at, port in enumerate(bridges) if at >= max(start, 1) and at % 2 == 0]
 
 
-def unguarded(sysfs_root: str, address: str) -> dict[str, str]:
-    """Functions below the same switches that one can reach, or that can reach it, without the IOMMU.
+class Switches:
+    """PCI Express switches of a node: bridges and ports are read once, for questions about many devices."""
 
-    By their addresses, with the port whose ACS is off or missing.  IOMMU groups do not show it: the kernel
-    makes them at boot, and before its series "Fix incorrect iommu_groups with PCIe ACS" devices below ports
-    without ACS had groups of their own (seen with 6.12).  Root ports are not judged: some have registers that
-    only the kernel knows.
-    """
-    found: dict[str, str] = {}
-    own = pci.place(sysfs.link(folder(sysfs_root, address)))[1]
-    if not downstream(own):
+    def __init__(self, sysfs_root: str) -> None:
+        self._root = sysfs_root
+        self._isolating: dict[str, bool] = {}
+
+    def unguarded(self, address: str) -> dict[str, str]:
+        """Functions below the same switches that one can reach, or that can reach it, without the IOMMU.
+
+        By their addresses, with the port whose ACS is off or missing.  IOMMU groups do not show it: the
+        kernel makes them at boot, and before its series "Fix incorrect iommu_groups with PCIe ACS" devices
+        below ports without ACS had groups of their own (seen with 6.12).  Root ports are not judged: some
+        have registers that only the kernel knows.
+        """
+        found: dict[str, str] = {}
+        own = pci.place(sysfs.link(folder(self._root, address)))[1]
+        if not downstream(own):
+            return found
+        for other, chain in self._chains.items():
+            shared = common(own, chain)
+            if shared < 2 or shared % 2 or shared >= min(len(own), len(chain)):
+                continue  # they part at the upstream port of no switch
+            for port in (own[shared], chain[shared]):
+                if not self._isolates(port) and not _is_bridge(folder(self._root, other)):
+                    found[other] = port
         return found
-    chains = _chains(sysfs_root)
-    isolating: dict[str, bool] = {}
-    for other, chain in chains.items():
-        shared = common(own, chain)
-        if shared < 2 or shared % 2 or shared >= min(len(own), len(chain)):
-            continue  # they part at the upstream port of no switch
-        for port in (own[shared], chain[shared]):
-            if port not in isolating:
-                isolating[port] = _isolates(folder(sysfs_root, port))
-            if not isolating[port] and not _is_bridge(folder(sysfs_root, other)):
-                found[other] = port
-    return found
+
+    @cached_property
+    def _chains(self) -> dict[str, tuple[str, ...]]:
+        """Bridges above each function, from the root port down."""
+        names = sysfs.listing(f"{self._root}/bus/pci/devices")
+        return {name: pci.place(sysfs.link(folder(self._root, name)))[1] for name in names}
+
+    def _isolates(self, port: str) -> bool:
+        """Whether a port redirects all that the kernel requires; also if it cannot be read."""
+        if port not in self._isolating:
+            has = controls(folder(self._root, port))
+            self._isolating[port] = has is None or (
+                has.acs_can != 0 and not has.acs_can & ISOLATION & ~has.acs_on
+            )
+        return self._isolating[port]
 
 
 def common(one: Sequence[str], other: Sequence[str]) -> int:
@@ -97,18 +116,6 @@ def common(one: Sequence[str], other: Sequence[str]) -> int:
             break
         count += 1
     return count
-
-
-def _chains(sysfs_root: str) -> dict[str, tuple[str, ...]]:
-    """Bridges above each function, from the root port down."""
-    devices = f"{sysfs_root}/bus/pci/devices"
-    return {name: pci.place(sysfs.link(f"{devices}/{name}"))[1] for name in sysfs.listing(devices)}
-
-
-def _isolates(path: str) -> bool:
-    """Whether a port redirects all that the kernel requires; also if it cannot be read."""
-    has = controls(path)
-    return has is None or (has.acs_can != 0 and not has.acs_can & ISOLATION & ~has.acs_on)
 
 
 def _is_bridge(path: str) -> bool:

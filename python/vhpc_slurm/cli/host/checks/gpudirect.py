@@ -28,7 +28,8 @@ def check(
         vfs: virtual functions for guests.
         qemu: version of QEMU; 0 if unknown.
     """
-    reached = [pcie.unguarded(sysfs_root, one.place.address) for one in (*gpus, *vfs)]
+    switches = pcie.Switches(sysfs_root)
+    reached = [switches.unguarded(one.place.address) for one in (*gpus, *vfs)]
     if ports := sorted({port for found in reached for port in found.values()}):
         yield error(
             "devices.acs",
