@@ -98,7 +98,7 @@ def test_a_killed_qemu_leaves_no_part(parts: Machine) -> None:
 
 
 @pytest.mark.promise("devices.killed")
-def test_a_prolog_killed_after_a_part_was_made_leaves_none(parts: Machine) -> None:
+def test_a_killed_prolog_leaves_no_mediated_device(parts: Machine) -> None:
     with parts.stage("kill -9 of a Prolog that has made a mediated device"):
         job = parts.submit(*PARTS)
         kill_when(parts, job, "ls /sys/bus/mdev/devices | grep -q .", PROLOG)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `vlab exec` in children of a process that has imported it: in a tenth of the CPU time of a start.
+"""Runs `vlab exec` in children of a process that has imported it, which takes a tenth of the CPU time.
 
 The tests run tens of thousands of commands on hosts, most of them to wait for
 something, while emulated guests need the same CPUs.
@@ -44,7 +44,7 @@ class HostCommands:
             )
 
     def run(self, words: Sequence[str], stdin: bytes, timeout: float) -> Ended:
-        """Run `vlab exec` with these arguments, until it and all that has its output have ended.
+        """Run `vlab exec` with these arguments, until it and all processes with its output have ended.
 
         Raises:
             subprocess.TimeoutExpired: that took longer than ``timeout`` seconds; the command was killed.
@@ -110,7 +110,7 @@ def _serve(control: socket.socket, execute: Callable[[], int], prepare: Callable
 
 
 def _child(execute: Callable[[], int], request: int, stdin: int, out: int, err: int, status: int) -> None:
-    os.set_inheritable(status, False)  # the command may leave processes behind
+    os.set_inheritable(status, False)  # processes of the command may outlive it
     os.write(status, f"{os.getpid()} ".encode())
     code = 1
     try:

@@ -34,7 +34,7 @@ class Unpacker(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether the data are at their end."""
+        """True at the end of the data."""
 
     def decompress(self, data: bytes, most: int, /) -> bytes:
         """At most so many bytes."""
@@ -44,7 +44,7 @@ def image(data: bytes) -> bytes:
     """The ``Image`` of a kernel file.
 
     Raises:
-        BootFileError: it is none, is packed in an unknown way, or is too large.
+        BootFileError: the file is not such a kernel, is packed in an unknown way, or is too large.
     """
     if data[:2] == b"\x1f\x8b":
         data = _unpack(zlib.decompressobj(wbits=GZIP), data)

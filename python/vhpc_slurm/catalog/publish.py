@@ -200,7 +200,7 @@ def copy_blob(source: Catalog, catalog: Path, blob: Blob, target: Path) -> bool:
 
 
 def _current(catalog: Path, ref: ImageRef, arch: str) -> tuple[str, Manifest] | None:
-    """Digest and manifest of a name's image for an architecture; None if there is none, or it is broken."""
+    """Digest and manifest of a name's image for an architecture; None if it is missing or broken."""
     digest = _pointed(catalog, ref).get(arch)
     if digest is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check of `vhpc doctor` has found."""
+"""Results of checks of `vhpc doctor`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CheckResult:
     Attributes:
         check: its name, ``subject.thing``.
         level: its severity.
-        what: what was found, one line.
+        what: the finding, one line.
         hint: what to do; empty when nothing has to be done.
     """
 

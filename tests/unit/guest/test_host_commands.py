@@ -66,7 +66,7 @@ class Commands:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """How the host's commands were called."""
+        """Calls of the host's commands."""
         if not self.calls_file.exists():
             return []
         return [json.loads(line) for line in self.calls_file.read_text().splitlines()]

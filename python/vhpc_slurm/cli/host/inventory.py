@@ -100,7 +100,7 @@ def _this(config: Config, node: str) -> Picture:
 
 
 def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
-    """Where libvirt sees the host differently; in a lab several hosts may share one libvirt."""
+    """Differences from libvirt's view of the host; in a lab several hosts may share one libvirt."""
     from vhpc_slurm.node.guest import capabilities, libvirtd
 
     try:

@@ -22,9 +22,12 @@ from vhpc_slurm.options import cluster_account
 
 @dataclass(frozen=True)
 class StoredCluster:
-    """A cluster; with ``kept`` it stays without members, until ``kept_until`` (None: without limit).
+    """A cluster in the database.
 
-    ``uid``: the user who has made it; ``account``: whose it is, None: that user's.
+    Attributes:
+        uid: user who created it.
+        kept: it stays without members, until ``kept_until`` (None: without limit).
+        account: account that owns it; None if the user owns it.
     """
 
     serial: int

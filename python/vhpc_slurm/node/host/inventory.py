@@ -118,7 +118,7 @@ def decide_kvm(
 
 
 def _open_problem(device: Path) -> str:
-    """Why ``device`` does not open read-write; empty if it does."""
+    """The reason if ``device`` does not open read-write, else empty."""
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as err:
@@ -139,7 +139,7 @@ def _vendor(cpuinfo: str) -> str:
 
 
 def cpu_model(proc_root: Path = Path("/proc")) -> str:
-    """What the first CPU calls itself; on Arm its part and variant; empty if the kernel does not say."""
+    """The name of the first CPU; on Arm its part and variant; empty if the kernel reports none."""
     cpuinfo = sysfs.text(str(proc_root / "cpuinfo")) or ""
     numbers = (_cpuinfo_field(cpuinfo, key) for key in ("CPU part", "CPU variant", "CPU revision"))
     return _cpuinfo_field(cpuinfo, "model name") or " ".join(filter(None, numbers))

@@ -92,7 +92,7 @@ def test_a_quarantined_vf_is_replaced_and_a_gpu_is_not(rig: Rig) -> None:
         prepare(rig, lease(gpus(0)))
 
 
-@pytest.mark.promise("vf.substitute")
+@pytest.mark.promise("vf.replaced")
 def test_an_unfit_vf_is_parked_and_the_next_nearest_is_used(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_vf_in_a_group_of_another_job_is_skipped_not_parked(
     assert reserved == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
 
 
-@pytest.mark.promise("vf.substitute")
+@pytest.mark.promise("vf.replaced")
 def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     for vf in rig.vfs[1:]:
         vf.methods = ()
@@ -155,7 +155,7 @@ def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
 
 
-@pytest.mark.promise("vf.substitute")
+@pytest.mark.promise("vf.replaced")
 def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> None:
     rig.gpus[0].config[:] = b"\xff" * 64
     with pytest.raises(SilentError, match=f"device {rig.gpus[0].address} does not answer"):
