@@ -13,10 +13,10 @@ from pathlib import Path
 
 from vmimages.kernel import vmlinux
 
+from vlablib import rootfs
 from vlablib.hwfiles import archive, program_of
 from vlablib.recipe import HARDWARE
 from vlablib.report import LabError, step
-from vlablib.rootfs import acquire, disk
 from vlablib.settings import Lab, deadline
 
 MEMORY_MIB = 3072
@@ -101,7 +101,7 @@ def start(machine: Machine) -> None:
     """
     if machine.pid() is not None:
         raise LabError("the machine already runs; run: hwlab down")
-    root, fd = acquire(machine.lab.cache, HARDWARE)
+    root, fd = rootfs.acquire(machine.lab.cache, HARDWARE)
     shutil.rmtree(machine.state, ignore_errors=True)
     machine.state.mkdir(mode=0o700, parents=True)
     (machine.state / "tree").write_text(str(root), encoding="utf-8")
@@ -112,7 +112,7 @@ def start(machine: Machine) -> None:
         # the kernel expects the next archive at a multiple of four
         initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
         _make_catalog_disk(machine, images)
-    command = [*_emulator(root), *_options(machine, disk(root), images)]
+    command = [*_emulator(root), *_options(machine, rootfs.disk(root), images)]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", _CMDLINE]
     # before other work: Slurm in the machine has limits in real time
     command = ["nice", "-n", str(_NICENESS), *command]
@@ -187,9 +187,7 @@ def _options(machine: Machine, root: Path, images: Path) -> list[str]:
 def _make_catalog_disk(machine: Machine, target: Path) -> None:
     machine.catalog.mkdir(parents=True, exist_ok=True)
     command = ["mke2fs", "-q", "-t", "ext4", "-L", "images", "-d", str(machine.catalog), str(target), "1G"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    if ended.returncode:
-        raise LabError(f"cannot create a disk from {machine.catalog}: {ended.stderr}")
+    rootfs.run(*command)
 
 
 def _one(tree: Path, pattern: str) -> Path:

@@ -114,21 +114,23 @@ def _deploy(machine: Machine, _: argparse.Namespace) -> int:
             member.size, member.mode, member.mtime = len(data), mode, int(time.time())
             tar.addfile(member, io.BytesIO(data))
     unpack = "base64 -d | tar -xz --unlink-first -C / && systemctl restart vhpcd"
-    text = base64.b64encode(packed.getvalue()).decode()
-    done = hwchannel.execute(machine.port, ["sh", "-c", unpack], "root", text, slower(120))
-    if done.code:
-        raise LabError(f"cannot install into the machine: {done.err}")
+    _send(machine, unpack, packed.getvalue(), 120, "cannot install into the machine")
     return 0
 
 
 def _mtty(machine: Machine, _: argparse.Namespace) -> int:
     module = mtty.module(machine.lab.cache, hardware.tree(machine))
     load = "modprobe -a mdev vfio_iommu_type1 && base64 -d > /run/mtty.ko && insmod /run/mtty.ko"
-    text = base64.b64encode(module.read_bytes()).decode()
-    done = hwchannel.execute(machine.port, ["sh", "-c", load], "root", text, slower(60))
-    if done.code:
-        raise LabError(f"cannot load mtty: {done.err}")
+    _send(machine, load, module.read_bytes(), 60, "cannot load mtty")
     return 0
+
+
+def _send(machine: Machine, script: str, data: bytes, limit_s: int, problem: str) -> None:
+    """Run a script in the machine, with data in base64 as its input; LabError begins with the problem."""
+    text = base64.b64encode(data).decode()
+    done = hwchannel.execute(machine.port, ["sh", "-c", script], "root", text, slower(limit_s))
+    if done.code:
+        raise LabError(f"{problem}: {done.err}")
 
 
 def _down(machine: Machine, _: argparse.Namespace) -> int:

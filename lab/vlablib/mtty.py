@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from vlablib import rootfs
@@ -65,14 +64,8 @@ def _build(target: Path, release: str) -> None:
 def _compile(tree: Path, release: str, series: str) -> None:
     folder, member = tree / "mtty", f"linux-source-{series}/samples/vfio-mdev/mtty.c"
     folder.mkdir()
-    source = _run("tar", "-xJOf", str(tree / f"usr/src/linux-source-{series}.tar.xz"), member)
+    source = rootfs.run("tar", "-xJOf", str(tree / f"usr/src/linux-source-{series}.tar.xz"), member)
     (folder / "mtty.c").write_text(_with_parent(source), encoding="utf-8")
     (folder / "Makefile").write_text(_MAKEFILE, encoding="utf-8")
-    _run("chroot", str(tree), "make", "-s", "-C", f"/usr/src/linux-headers-{release}", "M=/mtty", "modules")
-
-
-def _run(*command: str) -> str:
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    if ended.returncode:
-        raise LabError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
-    return ended.stdout
+    headers = f"/usr/src/linux-headers-{release}"
+    rootfs.run("chroot", str(tree), "make", "-s", "-C", headers, "M=/mtty", "modules")

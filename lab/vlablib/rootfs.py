@@ -94,9 +94,19 @@ def bare(tree: Path, suite: Suite) -> None:
 def _make_disk(tree: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     command = ["mke2fs", "-q", "-t", "ext4", "-d", str(tree), "-E", "root_owner=0:0", str(target), _DISK_SIZE]
+    run(*command)
+
+
+def run(*command: str) -> str:
+    """Run a program of this host, and return its standard output.
+
+    Raises:
+        LabError: it failed; contains the end of its standard error.
+    """
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode:
-        raise LabError(f"{shlex.join(command)}\nended with {ended.returncode}:\n{ended.stderr}")
+        raise LabError(f"{shlex.join(command)}\nended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+    return ended.stdout
 
 
 def _mmdebstrap(
