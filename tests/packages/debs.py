@@ -16,6 +16,15 @@ from pace import limit
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500
+USED = (
+    "vhpc 0.",
+    "prolog: no guests",
+    "vhpc_slurm.hooks.prolog: imported",
+    "vhpc_slurm.hooks.epilog: imported",
+    "usage: vmimages/build",
+    "logrotate: valid",
+)
+"""Lines of programs that a trial of packages has run."""
 
 
 @dataclass(frozen=True)
