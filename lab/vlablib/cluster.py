@@ -28,8 +28,9 @@ _HEALTHCHECK_S = 60
 # the health checks of many light nodes would use more of this machine's CPUs than their jobs
 _MANY_LIGHT_NODES = 16
 _MANY_HEALTHCHECK_S = 36000
-# limits of Slurm on a quiet machine; those of messages and of the end of a step are its defaults
-_HOOK_LIMIT_S, _MESSAGE_S, _EPILOG_LIMIT_S, _UNKILLABLE_S = 400, 10, 300, 60
+# limits of Slurm on a quiet machine; those of messages and of the end of a step are its defaults. A Prolog
+# needs at most 410 s by the limits of vhpc below and controller.lease_wait_s
+_HOOK_LIMIT_S, _MESSAGE_S, _EPILOG_LIMIT_S, _UNKILLABLE_S = 420, 10, 300, 60
 _KILL_WAIT_S = 10
 _BATCH_START_S = 900
 # the end of a step on one of many nodes, which share few CPUs
