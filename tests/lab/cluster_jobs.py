@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from cluster import IMAGE, Done, Job, Lab
-from injection import said, until
+from injection import prints, said
 
 SMALL = ("-n1", "--mem=500")
 # A member waits until its user lets it end, and answers connections on port 7000.
@@ -54,12 +53,8 @@ def booted(
 
 def awaited(lab: Lab, *jobs: Job) -> None:
     """Wait until the scripts of members have begun."""
-
-    def begun(job: Job) -> bool:
-        return "members" in said(lab, job) or not job.queued()
-
     for job in jobs:
-        until(partial(begun, job), f"job {job.id} to be a member", 240)
+        prints(job, "members", 240)
         assert job.queued(), said(lab, job)
 
 

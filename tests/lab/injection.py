@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from typing import TypeVar
 
 from cluster import NODES, Job, Lab
@@ -14,6 +15,8 @@ import pace
 
 T = TypeVar("T")
 
+ASKED_EVERY = 10
+"""Looks at a job's output after which Slurm is asked once whether the job has ended."""
 # A script that says that it runs, and ends when its user lets it go.
 WAITING = "echo up on $(hostname); until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done; echo done"
 
@@ -28,9 +31,42 @@ def said(lab: Lab, job: Job) -> str:
     return lab.run("login", "cat", f"/home/{job.user}/slurm-{job.id}.out", check=False).out
 
 
+def output_meets(
+    job: Job, condition: Callable[[str], T], what: str, timeout: float = 120, name: str = "slurm-{id}.out"
+) -> T:
+    """Wait until a file of the job's user, by default the job's output, meets a condition; returns its value.
+
+    Raises:
+        AssertionError: the job has left the queue before, or the time is over; with the end of the file.
+    """
+    turns, path = count(1), f"/home/{job.user}/{name.format(id=job.id)}"
+
+    def met() -> T:
+        ended = next(turns) % ASKED_EVERY == 0 and left_queue(job)
+        text = job.lab.run("login", "cat", path, check=False).out
+        found = condition(text)
+        assert found or not ended, f"{job.told()} and has ended; waited for {what} in {path}: {text[-2000:]}"
+        return found
+
+    return until(met, what, timeout)
+
+
+def left_queue(job: Job) -> bool:
+    """Whether Slurm says that the job is in the queue no longer; a slurmctld that is away says nothing."""
+    try:
+        return not job.queued()
+    except AssertionError:
+        return False
+
+
+def prints(job: Job, text: str, timeout: float = 120) -> None:
+    """Wait for a text in the job's output, as ``output_meets``."""
+    output_meets(job, lambda output: text in output, f"{text!r} of job {job.id}", timeout)
+
+
 def runs(lab: Lab, job: Job, times: int = 1) -> None:
     """Wait until the job's script says (for the n-th time) that it runs in its guest."""
-    until(lambda: said(lab, job).count("up") >= times, f"job {job.id} to run", 180)
+    output_meets(job, lambda output: output.count("up") >= times, f"job {job.id} to run", 180)
 
 
 def boots(lab: Lab, job: Job, node: str, what: str = "domain") -> None:

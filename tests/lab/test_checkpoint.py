@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cluster import IMAGE, Job, Lab, publish
-from injection import await_requeue, ours, runs, said, settled, start_soon, until
+from injection import await_requeue, ours, output_meets, prints, runs, said, settled, start_soon, until
 from saving import FOLDER, checkpoint, checkpoints_on, requeue
 
 pytestmark = pytest.mark.lab
@@ -67,7 +67,7 @@ def numbers(text: str) -> list[int]:
 
 def counts(lab: Lab, job: Job, least: int = 5) -> None:
     """Wait until the job's script counts."""
-    until(lambda: len(numbers(said(lab, job))) >= least, f"job {job.id} to count", 240)
+    output_meets(job, lambda text: len(numbers(text)) >= least, f"job {job.id} to count", 240)
 
 
 def shown(lab: Lab, name: str) -> dict[str, Any]:
@@ -144,8 +144,7 @@ def test_connections_between_guests_survive(lab: Lab) -> None:
     )
     pair = ("-N2", "--ntasks-per-node=1", "--vhpc-network=job")
     first = lab.submit(script, *pair, image=image)
-    until(lambda: "turn 5\n" in said(lab, first) or not first.queued(), f"job {first.id} to talk", 400)
-    assert "turn 5\n" in said(lab, first), said(lab, first)
+    prints(first, "turn 5\n", 400)
     checkpoint(lab, str(first.id), "--stop", "--name", "talk")
     first.leave_queue()
     second = lab.submit("true", "-N2", "--ntasks-per-node=1", "--vhpc-resume=talk", image=None)

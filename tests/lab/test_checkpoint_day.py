@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Lab, vlab_status
-from injection import said, settled, until
+from injection import prints, said, settled
 from saving import checkpoint, checkpoints_on, written
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -93,7 +93,7 @@ def wrap_prologs(lab: Lab, library: str, undo: ExitStack) -> None:
 def test_connections_survive_a_day_and_clocks_are_right(lab: Lab, library: str) -> None:
     with checkpoints_on(lab), ExitStack() as undo:
         job = lab.submit(SCRIPT, *SHAPE, "--vhpc-network=job")
-        until(lambda: "turn 10 " in said(lab, job) or not job.queued(), f"ten turns of job {job.id}", 300)
+        prints(job, "turn 10 ", 300)
         checkpoint(lab, str(job.id), "--stop", "--name", "day")
         job.leave_queue()
         before = job.output()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Lab
-from injection import said, settled, until
+from injection import prints, settled
 from saving import FOLDER, checkpoint, checkpoints_on
 
 pytestmark = pytest.mark.lab
@@ -31,7 +31,7 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
 @pytest.mark.slow
 def test_an_encrypted_checkpoint_is_continued(lab: Lab) -> None:
     first = lab.submit(SCRIPT, "-w", "n1", "-n1", "--mem=600")
-    until(lambda: "turn 3" in said(lab, first), f"job {first.id} to begin", 240)
+    prints(first, "turn 3", 240)
     checkpoint(lab, str(first.id), "--stop", "--name", "hidden")
     first.leave_queue()
     assert lab.run("n2", "sh", "-c", f"ls {FOLDER}/*/0.state").out

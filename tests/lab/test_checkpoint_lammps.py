@@ -15,7 +15,7 @@ import hpc_codes
 import pytest
 from cluster import Job, Lab, publish
 from hpc_codes import PLACE, WAYS
-from injection import said, settled, until
+from injection import output_meets, said, settled
 from saving import checkpoint, checkpoints_on, requeue
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -52,9 +52,9 @@ def table(text: str) -> list[str]:
 
 
 def reaches(lab: Lab, job: Job, rows: int) -> None:
-    """Wait for so many rows, at least one of them new; a job that has ended before fails the test at once."""
+    """Wait for so many rows of a job that runs, at least one of them new."""
     rows = max(rows, len(table(said(lab, job))) + 1)
-    until(lambda: len(table(said(lab, job))) >= rows or not job.queued(), f"row {rows} of job {job.id}", 900)
+    output_meets(job, lambda text: len(table(text)) >= rows, f"row {rows} of job {job.id}", 900)
     assert job.queued(), job.told()
 
 

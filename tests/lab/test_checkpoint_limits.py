@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab
-from injection import said, until
+from injection import prints
 from saving import checkpoint, checkpoints_on
 
 pytestmark = pytest.mark.lab
@@ -28,7 +28,7 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
 def counting(lab: Lab, memory_mib: int) -> Job:
     """A job whose script runs."""
     job = lab.submit(COUNT, "-n1", f"--mem={memory_mib}")
-    until(lambda: "turn" in said(lab, job), f"job {job.id} to begin", 240)
+    prints(job, "turn", 240)
     return job
 
 

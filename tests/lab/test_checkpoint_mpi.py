@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab, publish
-from injection import said, settled, until
+from injection import output_meets, prints, said, settled
 from pmi_client import CLIENT
 from saving import checkpoint, checkpoints_on, requeue, written
 
@@ -93,10 +93,8 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
 
 
 def reaches(lab: Lab, job: Job, turn: int) -> None:
-    """Wait for a turn of the exchange; a job that has ended before fails the test at once."""
-    line = f"turn {turn}\n"
-    until(lambda: line in said(lab, job) or not job.queued(), f"turn {turn} of job {job.id}", 600)
-    assert line in said(lab, job), job.told()
+    """Wait for a turn of the exchange."""
+    prints(job, f"turn {turn}\n", 600)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +139,7 @@ def test_ranks_of_open_mpi_meet_after_a_checkpoint(lab: Lab, exchange: str, save
     lab.run("login", "sh", "-c", "rm -f ~/go", user="alice")
     options = ("-N2", "--ntasks-per-node=2", "--vhpc-network=job", "--mem=1400", "--open-mode=append")
     job = lab.submit("srun --mpi=pmix ~/meet ~/go; echo status $?", *options, image=exchange)
-    until(lambda: said(lab, job).count("up\n") == 4, f"all tasks of job {job.id}", 300)
+    output_meets(job, lambda text: text.count("up\n") == 4, f"all tasks of job {job.id}", 300)
     for _ in range(saves):
         if saves > 1:
             checkpoint(lab, str(job.id))
@@ -171,7 +169,7 @@ def test_values_of_a_pmi_server_are_there_in_the_next_run(lab: Lab, version: str
         f"{script}srun --mpi=pmi2 python3 ~/client.py {version}; echo status $?", *options, *more
     )
     tasks = 2 * guests
-    until(lambda: said(lab, job).count("up\n") == tasks, f"all tasks of job {job.id}", 300)
+    output_meets(job, lambda text: text.count("up\n") == tasks, f"all tasks of job {job.id}", 300)
     time.sleep(1)
     requeue(lab, job)
     assert job.wait(timeout=300) == "COMPLETED", said(lab, job)

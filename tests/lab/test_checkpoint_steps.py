@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab
-from injection import ask_again, said, settled, until
+from injection import ask_again, output_meets, prints, said, settled, until
 from saving import checkpoint, checkpoints_on, requeue, written
 
 pytestmark = pytest.mark.lab
@@ -49,7 +49,7 @@ def _checkpoints(lab: Lab) -> Iterator[None]:
 def counts(lab: Lab, job: Job, least: int) -> None:
     """Wait until each task has written so many lines."""
     wanted = [f"{rank} {least}\n" for rank in range(TASKS)]
-    until(lambda: all(line in said(lab, job) for line in wanted), f"line {least} of job {job.id}", 240)
+    output_meets(job, lambda text: all(line in text for line in wanted), f"line {least} of job {job.id}", 240)
 
 
 @pytest.mark.promise("checkpoint.step")
@@ -107,7 +107,7 @@ def test_no_checkpoint_loses_or_doubles_a_line_of_short_steps(
     seed = random.randrange(1 << 32)
     print("seed", seed)
     moments, job = random.Random(seed), lab.submit(SHORT, *shape, "--open-mode=append")
-    until(lambda: "code 1 1" in said(lab, job), f"job {job.id} to run steps", 240)
+    prints(job, "code 1 1", 240)
     for number in range(1, 6 if requeue else 21):
         time.sleep(moments.uniform(0.1, 2.0))
         if "end" in written(job):

@@ -8,7 +8,7 @@ import json
 import pytest
 from cluster import IMAGE, Job, Lab
 from cluster_jobs import SMALL, WAIT, calls, cancelled, end, inside, member, members
-from injection import ask_again, said, settled, until
+from injection import ask_again, output_meets, prints, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
@@ -50,7 +50,7 @@ def test_guests_of_a_node_and_components_are_members(lab: Lab) -> None:
         script = f"#!/bin/sh\n{WAIT}\n"
         number = int(lab.run("login", "sbatch", "--parsable", *words, user="alice", stdin=script).out)
         het = Job(lab, number, "alice")
-        until(lambda: "members 3" in said(lab, het) or not het.queued(), "the components to be members", 240)
+        prints(het, "members 3", 240)
         assert het.queued(), het.told()
         names = [f"n1-j{number}", f"n2-j{number}"]
         assert hosts(lab, het) == hosts(lab, stays) == {own, *names}
@@ -74,7 +74,7 @@ def test_a_preempted_member_comes_back_with_another_address(lab: Lab) -> None:
         assert urgent.wait() == "COMPLETED"
         until(lambda: gives_way.id not in members(lab, stays), "the preempted member to be gone", 60)
         ask_again(lab, gives_way)
-        until(lambda: said(lab, gives_way).count("members 2") == 2, "the member to come back", 240)
+        output_meets(gives_way, lambda text: text.count("members 2") == 2, "the member to come back", 240)
         assert members(lab, stays)[gives_way.id]["ipv4"] != old
         assert calls(lab, stays, f"n1-j{gives_way.id}") == str(gives_way.id)
         assert events(lab, stays, gives_way) == ["join", "leave", "join"]

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from cluster import VLAB, Job, Lab
-from injection import WAITING, ask_again, boots, let_go, ours, requeued, runs, said, settled, until
+from injection import WAITING, ask_again, boots, let_go, ours, prints, requeued, runs, said, settled, until
 
 from pace import limit
 
@@ -192,7 +192,7 @@ def test_a_job_whose_slurmstepd_was_killed_frees_its_node(
     lab.run("n1", no_health_check)
     if requeue:
         ask_again(lab, job)
-        until(lambda: "run 1" in said(lab, job), "its second run")
+        prints(job, "run 1")
         end_well(lab, job)
     else:
         assert job.wait() == "CANCELLED"

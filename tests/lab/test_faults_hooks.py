@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab
-from injection import WAITING, ask_again, boots, let_go, one_line, ours, runs, said, settled, until
+from injection import WAITING, ask_again, boots, let_go, one_line, ours, prints, runs, said, settled, until
 from lab_job import LabJob
 
 from by_hand import KILLED
@@ -221,7 +221,7 @@ def test_requeued_jobs_get_new_guests_and_complete(lab: Lab) -> None:
     for job in (first, second):
         ask_again(lab, job)
     for job in (first, second):
-        until(lambda job=job: f"of 1 {job.id}.1." in said(lab, job), f"job {job.id} to run again")  # type: ignore[misc]
+        prints(job, f"of 1 {job.id}.1.")
         let_go(lab, job)
         assert job.wait() == "COMPLETED"
         assert job.show()["Restarts"] == "1"

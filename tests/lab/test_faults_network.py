@@ -13,7 +13,7 @@ from injection import (
     kill_qemu,
     ours,
     paused,
-    said,
+    runs,
     settled,
     silent_nodes_are_down,
     unplugged,
@@ -62,7 +62,7 @@ def test_a_job_whose_node_is_unplugged_ends_and_leaves_nothing(lab: Lab) -> None
     """Slurm takes the node for down and ends the job; the node learns that when it is back."""
     script = "srun -N2 -n2 sh -c 'echo up; sleep 1000'"
     job = lab.submit(script, "-N2", "--no-requeue", NETWORK)
-    until(lambda: said(lab, job).count("up") == 2, f"job {job.id} to run", 180)
+    runs(lab, job, 2)
     with unplugged(lab, "n2"):
         until(lambda: "DOWN" in lab.node_state("n2")[0], "slurmctld to miss the node", 180)
         assert job.wait(timeout=60) == "NODE_FAIL"
@@ -81,7 +81,7 @@ def test_a_job_whose_node_is_unplugged_runs_again(lab: Lab) -> None:
     job = lab.submit(
         f'[ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] || {{ {first}; }}\n{again}', "-N2", "--requeue", NETWORK
     )
-    until(lambda: said(lab, job).count("up") == 2, f"job {job.id} to run", 180)
+    runs(lab, job, 2)
     with unplugged(lab, "n2"):
         until(lambda: job.show()["Restarts"] == "1", "the job to be requeued", 180)
         assert lab.run("n2", "virsh", "-q", "list", "--name").out.strip(), "the guest runs on its own"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, Job, Lab, without_retries
-from injection import kill_qemu, ours, paused, runs, said, settled, until, waits
+from injection import kill_qemu, ours, paused, prints, runs, said, settled, until, waits
 from pmi_client import CLIENT
 from twins import sections
 
@@ -88,7 +88,7 @@ def jobs(lab: Lab) -> Iterator[tuple[Job, Job]]:
     lab.service("ctl", "kill", "vhpcd")
     lab.service("ctl", "start", "vhpcd")
     kill_qemu(lab, second, "n2", "CONT")
-    until(lambda: "== end" in said(lab, first), f"the steps of job {first.id}", 300)
+    prints(first, "== end", 300)
     yield first, plain
     let_go(lab, first)
     settled(lab)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab, publish
-from injection import kill_qemu, ours, said, settled, silent_nodes_are_down, unplugged, until
+from injection import kill_qemu, ours, output_meets, said, settled, silent_nodes_are_down, unplugged, until
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -145,7 +145,9 @@ def _endless(lab: Lab, how: str) -> tuple[Job, float]:
         NETWORK,
         image=IMAGE,
     )
-    until(lambda: said(lab, job).partition("==\n")[2].count("sum") >= 8, f"job {job.id} to compute", 400)
+    output_meets(
+        job, lambda text: text.partition("==\n")[2].count("sum") >= 8, f"job {job.id} to compute", 400
+    )
     usual = re.search(r"^usual (\d+)$", said(lab, job), re.M)
     assert usual is not None
     return job, float(usual[1])
@@ -185,7 +187,7 @@ def test_mpirun_by_ssh_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
     job, usual_s = _endless(lab, how)
     with unplugged(lab, "n2"):
         ended = re.compile(r"^\W?exit [1-9]\d*$", re.M)
-        until(lambda: ended.search(said(lab, job)), "mpirun to end", ENDS_WITHIN_S + usual_s)
+        output_meets(job, ended.search, "mpirun to end", ENDS_WITHIN_S + usual_s)
         assert re.search(WAYS[how][1], said(lab, job)), said(lab, job)
     job.wait(timeout=300)
     settled(lab, 300)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import Lab, vlab_status
-from injection import WAITING, let_go, runs, said, settled, until
+from injection import WAITING, let_go, output_meets, runs, said, settled, until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -73,7 +73,7 @@ def test_a_munge_key_is_replaced_while_jobs_run_and_end(lab: Lab, site: Site) ->
         assert hint in told.err
     lab.run("n1", "/usr/libexec/vhpc/healthcheck", check=False)
     let_go(lab, ends)
-    until(lambda: said(lab, ends).endswith("done\n"), "the end of the script", 120)
+    output_meets(ends, lambda text: text.endswith("done\n"), "the end of the script")
     assert [job.show()["JobState"] for job in (goes_on, ends, starts)] == ["RUNNING", "RUNNING", "PENDING"]
     assert not any("DRAIN" in lab.node_state(node)[0] for node in site.nodes)
     site.use(*site.nodes, "login")

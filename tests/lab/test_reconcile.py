@@ -7,7 +7,7 @@ import json
 
 import pytest
 from cluster import IMAGE, Lab
-from injection import WAITING, let_go, ours, runs, said, until
+from injection import WAITING, let_go, ours, prints, runs, said, until
 
 pytestmark = pytest.mark.lab
 
@@ -80,7 +80,7 @@ def test_an_ending_job_keeps_its_guest_until_processes_end(lab: Lab) -> None:
     job = lab.submit(last_words, "-n1", "-w", "n1")
     runs(lab, job)
     lab.run("login", "scancel", str(job.id), user="alice")
-    until(lambda: "told" in said(lab, job), "the script to be told")
+    prints(job, "told")
 
     def gone() -> bool:
         lab.run("n1", "/usr/libexec/vhpc/healthcheck")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, Job, Lab
-from injection import kill_qemu, let_go, runs, said, settled, until
+from injection import kill_qemu, let_go, prints, runs, settled, until
 from twins import Twins, plain
 
 # Slurm 24.11 sometimes refuses to make a job smaller, or drains the released node ("Kill task failed"),
@@ -74,7 +74,7 @@ def resized(lab: Lab) -> Iterator[tuple[Twins, Job]]:
     shrink(lab, twins.outside)
     shrink(lab, twins.inside)
     for job in twins:
-        until(lambda job=job: "resized" in said(lab, job), f"job {job.id} to be resized")  # type: ignore[misc]
+        prints(job, "resized")
     yield twins, waiting
     for job in twins:
         let_go(lab, job)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import workflow_clients as flows
 from cluster import IMAGE, Lab
-from injection import said, until
+from injection import prints
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -36,7 +36,7 @@ def test_dask_computes_in_the_guests_of_a_job(lab: Lab) -> None:
 
 def test_a_cancelled_dask_leaves_no_guest(lab: Lab) -> None:
     job = lab.submit(f"echo up; {STEP}", *OPTIONS)
-    until(lambda: "up" in said(lab, job), "the script", 300)
+    prints(job, "up", 300)
     lab.run("login", "scancel", str(job.id), user="alice")
     assert job.wait(timeout=300) == "CANCELLED"
     lab.quiet(300)

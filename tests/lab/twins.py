@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import IMAGE, Job, Lab
+from injection import output_meets
 
 from pace import limit
 
@@ -130,12 +131,4 @@ def until(
 
 def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 240) -> None:
     """Wait for a whole line in a file of the job's user."""
-    path = f"/home/{job.user}/{name.format(id=job.id)}"
-
-    def there() -> bool:
-        return line in job.lab.run("login", "cat", path, check=False).out.splitlines()
-
-    def instead() -> str:
-        return f"({job.told()}; {name}: {job.lab.run('login', 'tail', '-n3', path, check=False)})"
-
-    until(there, f"{line!r} in {path} of job {job.id}", timeout, instead)
+    output_meets(job, lambda text: line in text.splitlines(), f"{line!r} of job {job.id}", timeout, name)
