@@ -39,16 +39,20 @@ def output_meets(
     Raises:
         AssertionError: the job has left the queue before, or the time is over; with the end of the file.
     """
-    turns, path = count(1), f"/home/{job.user}/{name.format(id=job.id)}"
+    turns, path, text = count(1), f"/home/{job.user}/{name.format(id=job.id)}", ""
 
     def met() -> T:
+        nonlocal text
         ended = next(turns) % ASKED_EVERY == 0 and left_queue(job)
         text = job.lab.run("login", "cat", path, check=False).out
         found = condition(text)
-        assert found or not ended, f"{job.told()} and has ended; waited for {what} in {path}: {text[-2000:]}"
+        assert found or not ended, f"the job has ended without {what}"
         return found
 
-    return until(met, what, timeout)
+    try:
+        return until(met, what, timeout)
+    except AssertionError as err:
+        raise AssertionError(f"{err}: {job.told()}; {path}: {text[-2000:]}") from err
 
 
 def left_queue(job: Job) -> bool:
