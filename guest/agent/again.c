@@ -285,7 +285,7 @@ void again_doubt(struct agent *a)
         c->doubtful = c->doubtful || (c->mark.guest != 0 && caller_is_alive(c));
 }
 
-static bool is_settled(struct caller *c)
+static bool caller_is_settled(struct caller *c)
 {
     bool settled = true;
     for (int i = 0; i < VHPC_FDS_MAX; i++) {
@@ -305,7 +305,7 @@ bool again_are_suspended(const struct agent *a, const struct session *s, char *w
     for (struct caller *c = a->callers; c != NULL; c = c->next) {
         if (!caller_is_alive(c) || (s != NULL && c->session != s->number))
             continue;
-        if (c->suspended && is_settled(c))
+        if (c->suspended && caller_is_settled(c))
             continue;
         if (all)
             (void)snprintf(why, size, "%s",

@@ -9,7 +9,6 @@ ends it. ``following`` has its rules.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
@@ -22,6 +21,7 @@ from vhpc_slurm.hooks.followerport import Setting
 from vhpc_slurm.hooks.following import Follower
 from vhpc_slurm.hooks.interrupts import Interrupts
 from vhpc_slurm.model import Generation, Roster
+from vhpc_slurm.node.host import threads
 from vhpc_slurm.node.resource.cluster_guests import ClusterGuests
 from vhpc_slurm.node.resource.cluster_network import ClusterNetwork
 from vhpc_slurm.node.store import membership, statefile
@@ -37,14 +37,8 @@ class FollowerProcess(OwnProcess):
 
     def briefly(self, question: Callable[[], Roster], seconds: float) -> None:
         """Ask in a thread, and wait so long for it."""
-
-        def ask() -> None:
-            with contextlib.suppress(Exception):  # vhpcd learns it from Epilog's acknowledgement too
-                question()
-
-        thread = threading.Thread(target=ask, name="leave", daemon=True)
-        thread.start()
-        thread.join(seconds)
+        with contextlib.suppress(Exception):  # vhpcd learns it from Epilog's acknowledgement too
+            threads.within(seconds, "leave", question)
 
     def job_ends(self) -> bool:
         """Also if the Prolog has written that the job fails: it ends the guests then."""

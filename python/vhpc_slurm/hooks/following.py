@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from vhpc_slurm.hooks.followerport import Guests, Network, Process, Setting, Vhpcd
-from vhpc_slurm.hooks.interrupts import Terminated, Woken, one_line
+from vhpc_slurm.hooks.interrupts import Terminated, Woken, error_line
 from vhpc_slurm.hooks.pacing import ASK_S, PACE_S, RETRY_S
 from vhpc_slurm.model import Generation, Roster
 from vhpc_slurm.node.store.membership import Membership
@@ -107,7 +107,7 @@ class Follower(Struct):
             )
         except Exception as err:
             if not self._away_s:
-                log.warning("follower: vhpcd does not say who is in the cluster: %s", one_line(err))
+                log.warning("follower: vhpcd does not say who is in the cluster: %s", error_line(err))
             self._away_s = min(AWAY_MOST_S, max(AWAY_S, 2 * self._away_s))
             return None
         if self._away_s:
@@ -146,7 +146,7 @@ class Follower(Struct):
         try:
             self.network.follow(self.known)
         except Exception as err:
-            line = one_line(err)
+            line = error_line(err)
             if line != self._failed:
                 log.error("follower: the network does not follow the cluster: %s", line)
             self._failed = line

@@ -71,7 +71,7 @@ class Interrupts:
             raise Woken
 
 
-def one_line(err: BaseException) -> str:
+def error_line(err: BaseException) -> str:
     """An error as one line for vhpcd's users and for the log."""
     text = err.line() if isinstance(err, VhpcError) else f"internal error: {err!r}"
     return text[:MAX_LINE]

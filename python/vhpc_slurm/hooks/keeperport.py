@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NoReturn, Protocol
 
-from vhpc_slurm.hooks.interrupts import one_line
+from vhpc_slurm.hooks.interrupts import error_line
 from vhpc_slurm.model import Generation, KeeperOrder, KeeperReport, SavedNode
 from vhpc_slurm.record import Record
 
@@ -117,6 +117,6 @@ class Saving:
         try:
             self.saved = self._guests.save(self._order)
         except Exception as err:
-            self.line = one_line(err)
+            self.line = error_line(err)
         finally:
             self.done.set()

@@ -15,7 +15,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from vhpc_slurm.hooks.interrupts import Terminated, one_line
+from vhpc_slurm.hooks.interrupts import Terminated, error_line
 from vhpc_slurm.hooks.keeperport import Begin, Guests, Process, Saving, Setting, Vhpcd
 from vhpc_slurm.hooks.pacing import ASK_S, PACE_S, RETRY_S
 from vhpc_slurm.model import KeeperOrder, KeeperReport, KeeperState, OrderKind, SavedNode
@@ -123,7 +123,7 @@ class Keeper(Struct):
             )
         except Exception as err:
             if not self._away_s:
-                log.warning("keeper: vhpcd gives no orders: %s", one_line(err))
+                log.warning("keeper: vhpcd gives no orders: %s", error_line(err))
             return None
         if self._away_s:
             log.info("keeper: vhpcd gives orders again")
@@ -201,13 +201,13 @@ class Keeper(Struct):
         try:
             self.guests.find()
         except Exception as err:
-            self._fail(serial, one_line(err))
+            self._fail(serial, error_line(err))
             return
         self.phase = Phase.UNKNOWN
         try:
             self.guests.prepare(serial, self.setting.hold_timeout_s)
         except Exception as err:
-            self._fail(serial, one_line(err))
+            self._fail(serial, error_line(err))
             return
         self.phase, self._serial, self._paused_s = Phase.PREPARED, serial, None
         self._heard = self._held_since = self.clock()
@@ -221,7 +221,7 @@ class Keeper(Struct):
         try:
             self.guests.hold(self.setting.hold_timeout_s)
         except Exception as err:
-            self._fail(serial, one_line(err))
+            self._fail(serial, error_line(err))
             return
         self.phase = Phase.HELD
         self._heard = self._held_since = self.clock()
@@ -281,7 +281,7 @@ class Keeper(Struct):
         try:
             self.guests.end()
         except Exception as err:
-            log.error("keeper: the guests are not ended: %s", one_line(err))
+            log.error("keeper: the guests are not ended: %s", error_line(err))
             return  # vhpcd repeats the order
         self.phase = Phase.ENDED
         log.info("keeper: the guests are ended, as the job ends with its checkpoint")
@@ -313,7 +313,7 @@ class Keeper(Struct):
             self.guests.go_on()
         except Exception as err:
             if not self._must_release:
-                log.error("keeper: the guests do not continue: %s", one_line(err))
+                log.error("keeper: the guests do not continue: %s", error_line(err))
             self.phase, self._must_release = Phase.UNKNOWN, True
             return False
         self.phase, self._must_release, self._saved = Phase.RUNNING, False, None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.node import finding
 from vhpc_slurm.node.checkpoint import folder
 from vhpc_slurm.node.finding import Kind, NodeFinding
+from vhpc_slurm.node.host import threads
 
 T = TypeVar("T")
 LIST_S, REMOVE_S = 5.0, 10.0
@@ -112,25 +112,10 @@ def _remove_tree(parent: int, name: str) -> None:
 
 
 def _within(seconds: float, root: Path, action: Callable[[], T]) -> T:
-    """The result of an action on storage, which runs in a thread.
-
-    Raises:
-        FabricError: storage does not answer; the thread ends with this process.
-    """
-    result: list[T] = []
-    failure: list[Exception] = []
-
-    def work() -> None:
-        try:
-            result.append(action())
-        except Exception as err:
-            failure.append(err)
-
-    thread = threading.Thread(target=work, name="checkpoints", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not result:
-        raise FabricError(f"the folder {root} does not answer", f"waited {seconds:g} s", "check the storage")
-    return result[0]
+    """The result of an action on storage; FabricError if storage does not answer."""
+    try:
+        return threads.within(seconds, "checkpoints", action)
+    except threads.OverdueError:
+        raise FabricError(
+            f"the folder {root} does not answer", f"waited {seconds:g} s", "check the storage"
+        ) from None

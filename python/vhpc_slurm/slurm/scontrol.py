@@ -208,7 +208,7 @@ class Scontrol:
     def drain(self, node: str, reason: str) -> None:
         """Drain a node, by ``scontrol update``."""
         self._run(
-            "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={_one_line(reason, MAX_REASON)}"
+            "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={one_line(reason)[:MAX_REASON]}"
         )
 
     def cancel(self, job_id: int) -> None:
@@ -228,7 +228,7 @@ class Scontrol:
 
     def set_admin_comment(self, job: int | JobRef, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""
-        line = _one_line(text, MAX_COMMENT)
+        line = one_line(text)[:MAX_COMMENT]
         ref = job if isinstance(job, JobRef) else self.ref(job)
         self._run("scontrol", "update", f"jobid={ref.alone}", f"AdminComment={line}")
 
@@ -309,10 +309,6 @@ def _short(command: str, arguments: tuple[str, ...]) -> str:
     """A command line without options and values, for error messages."""
     words = [command, *(word for word in arguments if not word.startswith("-"))]
     return " ".join(words[:4] if words[1:2] == ["show"] else words[:3])
-
-
-def _one_line(text: str, limit: int) -> str:
-    return one_line(text)[:limit]
 
 
 def _user_name(uid: int) -> str:

@@ -8,8 +8,6 @@ own, so each runs in a thread that is given up when its time is over.
 
 from __future__ import annotations
 
-import threading
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +16,10 @@ from typing import Any, Literal, TypeVar
 
 from vhpc_slurm.architecture import Architecture
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.node.host import threads
 
 T = TypeVar("T")
 PREFIX = "vhpc-"
-WATCH_S = 0.25
 CONNECT_S = 30.0
 """Longest wait for a connection; a health check, which Slurm ends after a minute, must still report it."""
 UNIX_SOCKETS = Path("/proc/net/unix")
@@ -258,35 +256,17 @@ class Hypervisor:
     def _call(
         self, what: str, timeout_s: float, action: Callable[[], T], watch: Callable[[], None] | None = None
     ) -> T:
-        result: list[T] = []
-        failure: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                result.append(action())
-            except BaseException as err:
-                failure.append(err)
-
-        thread = threading.Thread(target=work, name=what, daemon=True)
-        thread.start()
-        until = time.monotonic() + timeout_s
-        while thread.is_alive() and (left := until - time.monotonic()) > 0:
-            thread.join(left if watch is None else min(left, WATCH_S))
-            if watch is not None:
-                watch()
-        if thread.is_alive():
+        try:
+            return threads.within(timeout_s, what, action, watch)
+        except threads.OverdueError:
             raise SilentError(
                 f"cannot {what}", f"libvirt did not answer within {timeout_s:.0f} s", f"restart {daemon()}"
-            )
-        if failure:
-            err = failure[0]
-            if isinstance(err, self._libvirt.libvirtError):
-                text = err.get_error_message() or str(err)
-                codes = {getattr(self._libvirt, name, None) for name in REFUSALS}
-                kind = DomainRefusedError if err.get_error_code() in codes else NodeError
-                raise kind(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
-            raise err
-        return result[0]
+            ) from None
+        except self._libvirt.libvirtError as err:
+            text = err.get_error_message() or str(err)
+            codes = {getattr(self._libvirt, name, None) for name in REFUSALS}
+            kind = DomainRefusedError if err.get_error_code() in codes else NodeError
+            raise kind(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
 
 
 def _memory_snapshot(xml: str, path: str) -> str:
