@@ -269,8 +269,8 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         tuple[str, ...],
         documented(
             "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
-            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs if it "
-            "is installed, else only the reset"
+            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs from "
+            "Turing on, if it is installed, else only the reset"
         ),
     ] = ()
     virtual_functions: Annotated[

@@ -3,7 +3,9 @@
 
 Modelled on its source (commit 82422cc1): MIG mode is known only of GA100, others fail an assertion; a query
 comes before a change, which the next reset applies.  Its lines go to standard error and begin with the time.
-Files of a GPU: its mode, ``pending``, ``stuck`` (it keeps its mode), ``silent`` (its mode is not printed).
+If it cannot clear a GPU's memory it prints an error, and ends with 0 all the same.
+Files of a GPU: its mode, ``pending``, ``stuck`` (it keeps its mode), ``silent`` (its mode is not printed),
+``unsupported`` (its memory cannot be cleared).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fake_pci_device import Device
 
 from vhpc_slurm.node.devices import scrub
 
-A100 = 0x20B5
+A100, V100 = 0x20B5, 0x1DB4
 SCRIPT = """#!{python} -IS
 import pathlib, sys
 address = sys.argv[1].removeprefix("--gpu-bdf=")
@@ -28,6 +30,9 @@ with (state / "log").open("a") as log:
     log.write(f"{{address}} {{' '.join(asked)}}\\n")
 mode = state / f"{{address}}.mode"
 assert mode.exists() or asked == ["--reset-with-sbr", "--clear-memory"]
+if "--clear-memory" in asked and (state / f"{{address}}.unsupported").exists():
+    unsupported = f"ERROR    Clearing memory not supported on GPU {{address}} A40 0x2235 BAR0 0xa0000000"
+    print(f"2026-11-29,00:00:00.000 {{unsupported}}", file=sys.stderr)
 name = f"2026-11-29,00:00:00.000 INFO     GPU {{address}} A100-PCIE 0x20b5 BAR0 0xa0000000"
 if "--query-mig-mode" in asked and not (state / f"{{address}}.silent").exists():
     print(f"{{name}} MIG mode is {{mode.read_text()}}", file=sys.stderr)
@@ -49,10 +54,14 @@ class GpuTools:
         calls = (line.partition(" ") for line in (self.state / "log").read_text().splitlines())
         return [options for address, _, options in calls if address == gpu.address]
 
+    def model(self, gpu: Device, device: int) -> None:
+        """Make a GPU one of this PCI device number."""
+        gpu.folder.entries["device"] = fixed(f"0x{device:04x}\n")
+        gpu.config[2:4] = device.to_bytes(2, "little")
+
     def mig(self, gpu: Device, *, on: bool) -> None:
         """Make a GPU an A100 in this mode."""
-        gpu.folder.entries["device"] = fixed(f"0x{A100:04x}\n")
-        gpu.config[2:4] = A100.to_bytes(2, "little")
+        self.model(gpu, A100)
         self.file(gpu, "mode").write_text("enabled" if on else "disabled")
         gpu.on_reset = self._reset
 

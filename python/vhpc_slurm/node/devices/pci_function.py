@@ -93,8 +93,9 @@ class Gpu(PciFunctionClass):
         reset()
         until = attribute.Until(config.scrub_timeout_s)
         mig.end(root, key, until, reset)
-        vendor = sysfs.text_or_empty(f"{device_path(root, key)}/vendor")
-        scrub.scrub(config, key, int(vendor, 16), until)
+        path = device_path(root, key)
+        vendor, device = (int(sysfs.text_or_empty(f"{path}/{name}"), 16) for name in ("vendor", "device"))
+        scrub.scrub(config, key, vendor, device, until)
 
     def lane(self, key: str) -> str:
         """The bus: a bus reset affects all functions on it."""

@@ -3,6 +3,10 @@
 
 A reset restores the registers of a GPU; whether it clears the memory depends on
 the model.
+
+Sources: NVIDIA's gpu-admin-tools (commit 82422cc1): cli/per_gpu.py, which prints an error and ends with 0 for
+a GPU whose memory it cannot clear; memory_clear_supported in nvidia_gpu_tools.py: Turing and later, although
+--help says Pascal; pci.ids: GV100 has numbers to 1df6, TU102 from 1e02.
 """
 
 from __future__ import annotations
@@ -19,18 +23,20 @@ from vhpc_slurm.node.devices.device_class import NotCleanError
 from vhpc_slurm.node.host.attribute import Until
 
 TOOL = "nvidia_gpu_tools.py"
+TURING = 0x1E00
+"""Smallest PCI device number of NVIDIA's GPUs whose memory the tool clears."""
+UNSUPPORTED = "Clearing memory not supported"
 WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/gpu-admin-tools"
 
 
-def command(config: Devices, address: str, vendor: int) -> tuple[str, ...]:
-    """The command that clears this GPU; empty if only the reset does.
+def command(config: Devices, address: str, vendor: int, device: int) -> tuple[str, ...]:
+    """The command that clears a GPU of these PCI numbers; empty if only the reset does.
 
-    NVIDIA's tool clears the memory of Pascal and later, after a reset of the
-    secondary bus (its --help).
+    NVIDIA's tool clears the memory after a reset of the secondary bus (its --help).
     """
     if config.gpu_scrub:
         return tuple(word.replace("{address}", address) for word in config.gpu_scrub)
-    own = tool() if vendor == NVIDIA else ""
+    own = tool() if vendor == NVIDIA and device >= TURING else ""
     return (own, f"--gpu-bdf={address}", "--reset-with-sbr", "--clear-memory") if own else ()
 
 
@@ -39,14 +45,17 @@ def tool() -> str:
     return shutil.which(TOOL, path=WHERE) or ""
 
 
-def scrub(config: Devices, address: str, vendor: int, until: Until) -> None:
+def scrub(config: Devices, address: str, vendor: int, device: int, until: Until) -> None:
     """Clear a GPU.
 
     Raises:
-        NotCleanError: the command failed, or took too long.
+        NotCleanError: the command failed, took too long, or does not support the GPU.
     """
-    if argv := command(config, address, vendor):
-        run(argv, f"GPU {address} was not cleared", until)
+    if argv := command(config, address, vendor, device):
+        failed = f"GPU {address} was not cleared"
+        if UNSUPPORTED in run(argv, failed, until) and not config.gpu_scrub:
+            why = f"{argv[0]} does not support it"
+            raise NotCleanError(failed, why, "install a newer one, or set devices.gpu_scrub")
 
 
 def run(argv: Sequence[str], failed: str, until: Until) -> str:

@@ -173,6 +173,10 @@ def test_the_tool_that_ends_mig_mode_is_enough(rig: Rig, tools: GpuTools) -> Non
     found = findings(rig)
     assert "devices.mig" not in found
     assert found["devices.clearing"].level is Level.OK
+    rig.gpus[0].folder.entries["device"] = fixed("0x1db4\n")  # V100, whose memory the tool cannot clear
+    warning = findings(rig)["devices.clearing"]
+    assert (warning.level, warning.hint) == (Level.WARN, "set devices.gpu_scrub")
+    assert warning.what.endswith(f"which need not clear their memory: {rig.gpus[0].address}")
 
 
 def shared_config(rig: Rig, fmpm: Fmpm, lines: str, version: str = "580.95.05") -> Config:

@@ -79,7 +79,7 @@ def test_gpus_of_one_xgmi_hive_are_named(tmp_path: Path) -> None:
 
 
 def test_gpus_that_nothing_clears_are_named_for_each_vendor() -> None:
-    found = devices.clearing(Config(), 0x1002, ["0000:4e:00.0"])
+    found = devices.clearing(Config(), 0x1002, {"0000:4e:00.0": 0x740F})
     assert (found.level, found.hint) == (Level.WARN, "set devices.gpu_scrub")
     assert found.what.endswith("which need not clear their memory: 0000:4e:00.0")
 

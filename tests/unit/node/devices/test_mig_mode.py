@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from device_rig import Rig, clear, device_rig, quarantined, take
-from fake_gpu_tools import GpuTools, gpu_tools
+from fake_gpu_tools import V100, GpuTools, gpu_tools
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.devices import mig, scrub
@@ -57,6 +57,24 @@ def test_a_gpu_that_stays_in_mig_mode_is_quarantined(
         clear(rig, journal)
     assert words.format(gpu.address) in caught.value.line()
     assert quarantined(rig) == [gpu.address]
+
+
+def test_a_gpu_whose_memory_cannot_be_cleared_is_quarantined(rig: Rig, tools: GpuTools) -> None:
+    gpu = rig.gpus[0]
+    journal = take(rig, gpu)
+    tools.file(gpu, "unsupported").touch()
+    with pytest.raises(QuarantinedError, match=f"GPU {gpu.address} was not cleared: .* does not support it"):
+        clear(rig, journal)
+    assert quarantined(rig) == [gpu.address]
+
+
+def test_the_tool_does_not_clear_gpus_before_turing(rig: Rig, tools: GpuTools) -> None:
+    """Without it no V100 is worse off: the reset is all that there is."""
+    gpu = rig.gpus[0]
+    tools.model(gpu, V100)
+    clear(rig, take(rig, gpu))
+    assert not (tools.state / "log").exists()
+    assert quarantined(rig) == []
 
 
 def test_without_the_tool_nothing_is_known(

@@ -69,7 +69,8 @@ def check(
     if whole:
         yield vfio(config.host.sysfs_root)
     for vendor in sorted({one.place.vendor for one in cards}):
-        yield clearing(config, vendor, [one.key for one in cards if one.place.vendor == vendor])
+        numbers = {one.key: one.place.device for one in cards if one.place.vendor == vendor}
+        yield clearing(config, vendor, numbers)
     yield from gpumodels.check(config.host.sysfs_root, [one.place for one in cards])
     lasting = [one.key for one in whole if migmode.lasts(one.place.vendor, one.place.device)]
     if lasting and not (scrub.tool() or config.devices.gpu_scrub):
@@ -210,16 +211,18 @@ def vfio(sysfs_root: str) -> CheckResult:
     return error("devices.vfio", f"the driver {VFIO} is not loaded", hint)
 
 
-def clearing(config: Config, vendor: int, gpus: Sequence[str]) -> CheckResult:
-    """Whether a program clears the memory of GPUs of a vendor between guests."""
-    argv = scrub.command(config.devices, "ADDRESS", vendor)
-    if not argv:
-        tool = "install NVIDIA's gpu-admin-tools, or " if vendor == NVIDIA else ""
+def clearing(config: Config, vendor: int, gpus: Mapping[str, int]) -> CheckResult:
+    """Whether a program clears the memory of a vendor's GPUs between guests; ``gpus`` have device numbers."""
+    commands = {key: scrub.command(config.devices, "ADDRESS", vendor, gpus[key]) for key in gpus}
+    if left := [key for key, argv in commands.items() if not argv]:
+        helps = vendor == NVIDIA and all(gpus[key] >= scrub.TURING for key in left)
+        tool = "install NVIDIA's gpu-admin-tools, or " if helps else ""
         return warn(
             "devices.clearing",
-            f"only a reset clears GPUs between jobs, which need not clear their memory: {', '.join(gpus)}",
+            f"only a reset clears GPUs between jobs, which need not clear their memory: {', '.join(left)}",
             f"{tool}set devices.gpu_scrub",
         )
+    argv = next(iter(commands.values()))
     if not Path(argv[0]).is_file():
         return error("devices.clearing", f"{argv[0]} does not exist", "see devices.gpu_scrub in vhpc.toml(5)")
     return ok("devices.clearing", " ".join(argv))
