@@ -116,7 +116,14 @@ def start(machine: Machine, *, selinux: bool = False) -> None:
         initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
         _make_catalog_disk(machine, images)
     command = [*_emulator(root), *_options(machine, disk(root), images)]
-    command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", f"{_CMDLINE} {_SELINUX}" if selinux else _CMDLINE]
+    command += [
+        "-kernel",
+        str(kernel),
+        "-initrd",
+        str(initrd),
+        "-append",
+        f"{_CMDLINE} {_SELINUX}" if selinux else _CMDLINE,
+    ]
     # before other work: Slurm in the machine has limits in real time
     command = ["nice", "-n", str(_NICENESS), *command]
     with (machine.state / "qemu.log").open("wb") as log:
