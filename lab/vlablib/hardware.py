@@ -15,7 +15,7 @@ from vmimages.kernel import vmlinux
 
 from vlablib import rootfs
 from vlablib.hwfiles import archive, program_of
-from vlablib.recipe import HARDWARE
+from vlablib.recipe import HARDWARE, SELINUX
 from vlablib.report import LabError, step
 from vlablib.settings import Lab, deadline
 
@@ -28,6 +28,7 @@ _CMDLINE = (
     " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
     " udev.event_timeout=3600 systemd.default_device_timeout_sec=infinity"
 )
+_SELINUX = "security=selinux"
 # Their order and ports determine the PCI addresses in lab/hardware/ and tests/hw/.
 _DEVICES = (
     # must be first, to translate for all devices after it
@@ -93,15 +94,17 @@ class Machine:
         return pid if str(self.port).encode() in b"\0".join(words) else None
 
 
-def start(machine: Machine) -> None:
+def start(machine: Machine, *, selinux: bool = False) -> None:
     """Start the machine with this checkout installed; return while it still boots.
+
+    With ``selinux``, Debian's policy and vhpc's module are enforced before services start.
 
     Raises:
         LabError: its disk or its files cannot be created.
     """
     if machine.pid() is not None:
         raise LabError("the machine already runs; run: hwlab down")
-    root, fd = rootfs.acquire(machine.lab.cache, HARDWARE)
+    root, fd = rootfs.acquire(machine.lab.cache, SELINUX if selinux else HARDWARE)
     shutil.rmtree(machine.state, ignore_errors=True)
     machine.state.mkdir(mode=0o700, parents=True)
     (machine.state / "tree").write_text(str(root), encoding="utf-8")
@@ -112,8 +115,9 @@ def start(machine: Machine) -> None:
         # the kernel expects the next archive at a multiple of four
         initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
         _make_catalog_disk(machine, images)
+    words = f"{_CMDLINE} {_SELINUX}" if selinux else _CMDLINE
     command = [*_emulator(root), *_options(machine, rootfs.disk(root), images)]
-    command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", _CMDLINE]
+    command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", words]
     # before other work: Slurm in the machine has limits in real time
     command = ["nice", "-n", str(_NICENESS), *command]
     with (machine.state / "qemu.log").open("wb") as log:

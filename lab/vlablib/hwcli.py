@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("hwlab", description=_DESCRIPTION, formatter_class=raw)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     command = commands.add_parser("up", help="boot the machine with this checkout installed")
+    command.add_argument("--selinux", action="store_true", help="with SELinux, enforcing")
     command.set_defaults(run=_up)
     command = commands.add_parser("exec", help="run a command in it; output comes at its end")
     command.add_argument("-u", "--user", default="root")
@@ -66,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _up(machine: Machine, _: argparse.Namespace) -> int:
+def _up(machine: Machine, arguments: argparse.Namespace) -> int:
     environment = {**os.environ, "VHPC_CATALOG": str(machine.catalog)}
     subprocess.run([CHECKOUT / "scripts/publish-image"], check=True, env=environment, stdout=2)
-    hardware.start(machine)
+    hardware.start(machine, selinux=arguments.selinux)
     with step("booting the machine"):
         hwchannel.execute(machine.port, ["true"], "root", "", slower(_BOOT_S))
     with step("waiting for Slurm"):

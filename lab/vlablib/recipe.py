@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vmimages.recipe import steps
@@ -81,8 +81,10 @@ class Suite:
     apt_options: tuple[str, ...] = ()
     # the archive's name of the suite, if the tree has another name
     archive: str = field(default="", repr=False)
-    # script that is run on the new tree; a disk is then made from the tree
-    finish: Path | None = field(default=None, repr=False)
+    # scripts that are run on the new tree, in this order; a disk is then made from the tree
+    finish: tuple[Path, ...] = field(default=(), repr=False)
+    # files that they read
+    inputs: tuple[Path, ...] = field(default=(), repr=False)
     # Debian 12 has only the C virtiofsd, which cannot run as an ordinary user
     virtiofsd: str = "/usr/libexec/virtiofsd"
     virtiofsd_from: str = ""
@@ -102,8 +104,10 @@ class Suite:
         content += steps(_SITE).encode()
         if self.customize != CUSTOMIZE:
             content += steps(self.customize).encode()
-        if self.finish is not None:
-            content += self.archive.encode() + steps(self.finish).encode()
+        if self.finish:
+            content += self.archive.encode()
+        for script in (*self.finish, *self.inputs):
+            content += steps(script).encode()
         return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -155,7 +159,18 @@ HARDWARE = Suite(
         *("python3-cryptography", "wireguard-tools"),
     ),
     archive="trixie",
-    finish=CUSTOMIZE.with_name("hardware"),
+    finish=(CUSTOMIZE.with_name("hardware"),),
+)
+# `hwlab up --selinux`: the same with Debian's policy and vhpc's module, which packages for RHEL contain
+SELINUX = replace(
+    HARDWARE,
+    name="selinux",
+    extra=(*HARDWARE.extra, "auditd", "policycoreutils", "selinux-policy-default", "selinux-policy-dev"),
+    finish=(*HARDWARE.finish, CUSTOMIZE.with_name("selinux")),
+    inputs=(
+        *sorted((CUSTOMIZE.parents[2] / "packaging/rpm/selinux").glob("vhpc.*")),
+        *sorted((CUSTOMIZE.parents[1] / "hardware/selinux").iterdir()),
+    ),
 )
 
 

@@ -79,7 +79,7 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
                 # variant extract: virtiofsd and its libraries unpacked, nothing configured
                 _mmdebstrap(donor, SUITES[suite.virtiofsd_from], "extract", ("virtiofsd",), environment)
             _mmdebstrap(partial, suite, "minbase", suite.packages, environment)
-            if suite.finish is not None:
+            if suite.finish:
                 _make_disk(partial, disk(tree))
     finally:
         remove(donor)
@@ -123,7 +123,7 @@ def _mmdebstrap(
     command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]
     if variant == "minbase":
         command.append(f"--customize-hook={suite.customize}")
-        command += [f"--customize-hook={hook}" for hook in (suite.finish,) if hook is not None]
+        command += [f"--customize-hook={hook}" for hook in suite.finish]
     if not _KEYRING.exists():
         raise LabError(f"{_KEYRING} is missing; run: apt-get install debian-archive-keyring")
     release = suite.archive or suite.name

@@ -88,6 +88,8 @@ class Done:
 class Machine:
     """The running machine, and how long what took in it."""
 
+    # of `hwlab up`
+    options: tuple[str, ...] = ()
     stages: list[tuple[str, float]] = field(default_factory=list)
 
     @contextmanager
@@ -120,7 +122,7 @@ class Machine:
         """Switch it on; again if its kernel stalls before anything of ours has run."""
         for _ in range(BOOTS):
             with self.stage("machine boots, node-setup, slurmd registers"):
-                up = subprocess.run([HWLAB, "up"], check=False, timeout=limit(900))
+                up = subprocess.run([HWLAB, "up", *self.options], check=False, timeout=limit(900))
             if up.returncode == 0:
                 return
             said = self.console()
@@ -168,8 +170,12 @@ class Machine:
 
     def submit(self, *options: str) -> Job:
         """sbatch SCRIPT as alice, on both CPUs of the machine, in a guest with a GPU and a function."""
-        words = ["-n1", "-c2", "--mem=768", "--gres=gpu:1", "--vhpc-vfs=1", f"--vhpc-image={IMAGE}"]
-        done = self.run("sbatch", "--parsable", *words, *options, user="alice", stdin=SCRIPT)
+        return self.sbatch(SCRIPT, "--gres=gpu:1", "--vhpc-vfs=1", *options)
+
+    def sbatch(self, script: str, *options: str) -> Job:
+        """Submit a script as alice, on both CPUs of the machine, in a guest."""
+        words = ["-n1", "-c2", "--mem=768", f"--vhpc-image={IMAGE}"]
+        done = self.run("sbatch", "--parsable", *words, *options, user="alice", stdin=script)
         return Job(self, int(done.out))
 
     def node(self) -> tuple[str, str]:

@@ -57,7 +57,7 @@ BOOT = textwrap.dedent("""
     staged = finished(images.stage(Layout(config), image))
     (folder / "kernel").write_bytes(staged.kernel.read_bytes())
     (folder / "initrd").write_bytes(base64.b64decode("ARCHIVE"))
-    console.prepare(folder / "console.log", uid, 0)
+    console.prepare(folder / "console.log", 0)
     (folder / "channel").mkdir()
     half = count // 2
     far = (((0, 10), (1, 20)), ((0, 20), (1, 10)))

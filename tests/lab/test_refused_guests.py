@@ -52,7 +52,7 @@ TRY = textwrap.dedent("""
     uid = config.guests.uid_base + config.guests.uid_count - 1
     for name in ("kernel", "initrd", "root"):
         (folder / name).write_bytes(bytes(4096))
-    console.prepare(folder / "console.log", uid, 0)
+    console.prepare(folder / "console.log", 0)
     (folder / "channel").mkdir()
 
     paths = GuestPaths(

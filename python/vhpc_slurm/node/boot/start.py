@@ -97,7 +97,7 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
         site = Site().take(layout, work.journal, work.plan.node, guest.index, guest.site)
     if guest.nat is not None:
         helpers.start_passt(guest.nat)
-    console.prepare(Path(paths.console_log), uid, work.account.uid)
+    console.prepare(Path(paths.console_log), work.account.uid)
     if guest.disk_mib:
         disks.give(layout, work.lease.generation, guest.index, uid)
     boot_files = images.private_copies(common.staged, run_dir)

@@ -31,16 +31,16 @@ LEFT_OUT = b"\n[%d bytes left out]\n"
 """Stands where the middle of a long console was."""
 
 
-def prepare(path: Path, qemu_uid: int, owner_uid: int) -> None:
-    """Make the console's file, which only QEMU may write, and only root and the job's owner may read.
+def prepare(path: Path, owner_uid: int) -> None:
+    """Make the console's file, which only root and the job's owner may read.
 
-    The owner reads it by an access list: a group may have other members.  Where the file system has no
-    access lists, only root reads it.
+    virtlogd writes it, as root, which SELinux lets open no files of others.  The owner reads it by an
+    access list: a group may have other members.  Where the file system has no access lists, only root
+    reads it.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o600)
     try:
-        os.fchown(fd, qemu_uid, -1)
         os.setxattr(fd, "system.posix_acl_access", _readable_by(owner_uid))
     except OSError as err:
         if err.errno != errno.ENOTSUP:
