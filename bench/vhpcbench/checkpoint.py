@@ -23,8 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vhpcbench.common import JOB_TIMEOUT_S, NODE, USER, VLAB, BenchError, Lab, Report, main
+from vhpcbench.targets import at_least, at_most
 
 MIB = 1 << 20
+SPEED = at_least(0.8, "speed to that of dd")
+SIZE = at_most(1.15, "size to the used memory")
+PAUSE = at_most(1, "pause to the time of dd and a second")
+BOOT = at_most(1, "boot to 1.2 times dd and 2 s")
+TARGETS = (SPEED, SIZE, PAUSE, BOOT)
 FOLDER = "/home/bench-checkpoints"
 CONFIG = "/etc/vhpc/vhpc.toml"
 # Prints the memory that the guest uses, and writes the time every 20 ms.
@@ -86,11 +92,8 @@ def bench(args: argparse.Namespace) -> Report:
         "pause to dd and a second": pause.median / longest,
         "boot to 1.2 times dd and 2 s": resume.median / boot,
     }
-    report.judge(
-        f"speed {speed:.2f} (at least 0.8), size {part:.2f} (at most 1.15), pause {pause.median:.1f} s "
-        f"(at most {longest:.1f} s), boot {resume.median:.1f} s (at most {boot:.1f} s)",
-        speed >= 0.8 and part <= 1.15 and pause.median <= longest and resume.median <= boot,
-    )
+    for target, ratio in zip(TARGETS, report.ratios.values(), strict=True):
+        report.judge(target, ratio)
     return report
 
 

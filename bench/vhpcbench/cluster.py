@@ -39,11 +39,14 @@ from pathlib import Path
 from vhpcbench import counted
 from vhpcbench.common import NODE, USER, BenchError, Lab, Report, main
 from vhpcbench.lightlab import IMAGE, light_lab
+from vhpcbench.targets import at_most, under
 
 SIZES = (1, 16, 64, 128)
-LATER_S, VHPCD_PART = 1.0, 0.1
-GROWTH = 2.0
-"""So many more requests for the largest job than for the smallest count as none: other work passes by."""
+LATER = at_most(1, "later start of the largest job", "s")
+GROWTH = at_most(2, "more requests for the largest job than for the smallest")
+"""So many count as none: other work passes by."""
+VHPCD = under(0.1, "CPU time of vhpcd to slurmctld's")
+TARGETS = (LATER, GROWTH, VHPCD)
 START_S = 600.0
 OTHERS = (
     "MESSAGE_NODE_REGISTRATION_STATUS",
@@ -183,16 +186,11 @@ def judged(report: Report, cases: list[Case]) -> Report:
                 report.add(f"    half of them, {way}", "s", middles)
         report.notes += [*_cpu_lines(case), *_request_lines(case)]
     first, largest = cases[0], cases[-2]
-    later = statistics.median(largest.later())
-    growth = _of_vhpc(largest) - _of_vhpc(first)
     ours, theirs = (sum(sum(one.cpu(WAYS[1], part)) for one in cases) for part in ("vhpcd", "slurmctld"))
     report.ratios["CPU, vhpcd to slurmctld"] = ours / theirs
-    report.judge(
-        f"{largest.name} start {later:.2f} s later, target {LATER_S:g} s; "
-        f"{growth:+.1f} requests from {first.name} to {largest.name}, target none; "
-        f"vhpcd takes {ours / theirs:.0%} of slurmctld's CPU time, target {VHPCD_PART:.0%}",
-        later <= LATER_S and growth <= GROWTH and ours < VHPCD_PART * theirs,
-    )
+    report.judge(LATER, statistics.median(largest.later()))
+    report.judge(GROWTH, _of_vhpc(largest) - _of_vhpc(first))
+    report.judge(VHPCD, ours / theirs)
     return report
 
 

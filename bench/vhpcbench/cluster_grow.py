@@ -37,11 +37,15 @@ from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import Generation, Lease
 from vhpcbench import cluster_members, counted, sealed
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
+from vhpcbench.targets import at_most, under
 
 SIZES = (1, 8, 32, 1000)
 TOGETHER = 32
 USER, CLUSTER = "games", "grow"
-TARGET_S, TARGET_MS = 2.0, 10.0
+KNOWN = at_most(2, "until all know a change", "s")
+COST = under(10, "CPU time of vhpcd for a change and node", "ms")
+TARGETS = (KNOWN, COST)
+LAB_TARGETS = (KNOWN,)
 LIMIT_S, WAIT_S = 120.0, 100.0
 QUIET_S = 0.4
 
@@ -73,7 +77,8 @@ def bench(args: argparse.Namespace) -> Report:
     if args.lab:
         sizes = tuple(map(int, args.sizes.split(","))) if args.sizes else SIZES[:-1]
         slowest = cluster_members.measure(report, sizes, args.rounds, args.image)
-        report.judge(f"slowest median {slowest:.2f} s, target {TARGET_S:g} s", slowest <= TARGET_S)
+        if slowest:
+            report.judge(KNOWN, slowest)
         return report
     sizes = tuple(map(int, args.sizes.split(","))) if args.sizes else SIZES
     costs, waits = [], []
@@ -82,11 +87,8 @@ def bench(args: argparse.Namespace) -> Report:
             found = site.measure(report, args.rounds)
         costs.append(found[0])
         waits.append(found[1])
-    report.judge(
-        f"{max(waits):.2f} s until all know a change, target {TARGET_S:g} s; {max(costs):.2f} ms of vhpcd "
-        f"for each change and node, target {TARGET_MS:g} ms",
-        max(waits) <= TARGET_S and max(costs) < TARGET_MS,
-    )
+    report.judge(KNOWN, max(waits))
+    report.judge(COST, max(costs))
     return report
 
 

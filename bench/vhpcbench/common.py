@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vhpcbench.targets import Judged, Target
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 VLAB = CHECKOUT / "lab" / "vlab"
 USER = "alice"
@@ -50,17 +52,13 @@ class Series:
 
 @dataclass
 class Report:
-    """Results of a benchmark.
-
-    ``verdict`` is the result that has a target, ``met``: whether it meets the target.
-    """
+    """Results of a benchmark; ``judged``: those that have a target."""
 
     bench: str
     series: list[Series] = field(default_factory=list)
     ratios: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    verdict: str = ""
-    met: bool = False
+    judged: list[Judged] = field(default_factory=list)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, name: str, unit: str, values: list[float]) -> Series:
@@ -69,9 +67,14 @@ class Report:
         self.series.append(series)
         return series
 
-    def judge(self, text: str, met: bool) -> None:
-        """Set the result that has a target."""
-        self.verdict, self.met = f"{text}: {'met' if met else 'MISSED'}", met
+    def judge(self, target: Target, value: float) -> None:
+        """Compare a result with its target."""
+        self.judged.append(Judged(target, value))
+
+    @property
+    def met(self) -> bool:
+        """Whether there is a result with a target, and all meet theirs."""
+        return bool(self.judged) and all(one.met for one in self.judged)
 
     def show(self, as_json: bool) -> None:
         """Print the report."""
@@ -87,7 +90,8 @@ class Report:
             body["series"] = {
                 s.name: {"unit": s.unit, "median": s.median, "values": s.values} for s in self.series
             }
-            print(json.dumps(body | {"verdict": self.verdict, "met": self.met}, indent=2))
+            body["targets"] = [one.document() for one in self.judged]
+            print(json.dumps(body | {"met": self.met}, indent=2))
             return
         rounds = len(self.series[0].values) if self.series else 0
         print(
@@ -100,7 +104,8 @@ class Report:
             print(f"  ratio, {name:<37}{ratio:10.2f}")
         for note in self.notes:
             print(f"  {note}")
-        print(f"  {self.verdict}")
+        for one in self.judged:
+            print(f"  {one.line}")
 
 
 class Lab:

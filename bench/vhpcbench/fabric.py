@@ -54,17 +54,19 @@ from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.munge import Munge
 from vhpcbench import sealed
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
+from vhpcbench.targets import at_least, at_most
 
-RATIO = 1.3
-SWEEP_RATIO = 1.2
-"""Of large fabrics, whose sweep is longer than the waits for the disk."""
-LARGE = 256
 PORTS = {16: 4, 256: 16, 1024: 16}
 """Ports of a job on a fabric of so many adapters."""
-SWEEPS = 3
-READS = 500.0
-SERVED_S = 3.0
 NODES = 1000
+BARE = {size: at_most(1.3, f"lease to bare, {size} adapters") for size in PORTS}
+SWEEP = {size: at_most(1.2, f"lease to the sweep alone, {size} adapters") for size in (256, 1024)}
+"""Of large fabrics, whose sweep is longer than the waits for the disk."""
+BURSTS = {what: at_most(3, f"100 {what} at once", "sweeps") for what in ("starts", "ends")}
+STATIC = at_most(0, "4 starts with a static pool", "sweeps")
+READS = at_least(500, "lease reads on one core", "a second")
+SERVED = at_most(3, f"a lease to {NODES:,} nodes", "s")
+TARGETS = (*BARE.values(), *SWEEP.values(), *BURSTS.values(), STATIC, READS, SERVED)
 GENERATIONS = 10_000
 LIMIT_S = 60.0
 
@@ -83,21 +85,17 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def bench(args: argparse.Namespace) -> Report:
     """All figures."""
     report = Report("fabric")
-    verdicts: list[tuple[str, bool]] = []
     sizes = [int(size) for size in args.adapters.split(",")]
     if not PORTS.keys() >= set(sizes):
         raise BenchError(f"--adapters: the sizes are {', '.join(map(str, PORTS))}")
     with munged() as daemon:
         for adapters in sizes:
             with _fabric(adapters) as fabric:
-                verdicts += _ready(report, daemon, fabric, PORTS[adapters], args.rounds)
+                _ready(report, daemon, fabric, PORTS[adapters], args.rounds)
                 if adapters == 16:
-                    verdicts += _bursts(report, daemon, fabric)
-        verdicts += _reads(report, daemon, args.rounds)
+                    _bursts(report, daemon, fabric)
+        _reads(report, daemon, args.rounds)
         _large_store(report, daemon)
-    for text, met in verdicts:
-        report.notes.append(f"{text}: {'met' if met else 'MISSED'}")
-    report.judge(f"{sum(met for _, met in verdicts)} of {len(verdicts)} targets", all(m for _, m in verdicts))
     return report
 
 
@@ -124,9 +122,7 @@ class Bare:
     whole: float
 
 
-def _ready(
-    report: Report, daemon: Munged, fabric: SimulatedFabric, ports: int, rounds: int
-) -> list[tuple[str, bool]]:
+def _ready(report: Report, daemon: Munged, fabric: SimulatedFabric, ports: int, rounds: int) -> None:
     """Both by turns on one fabric; the last key of it is the reference's."""
     guids = fabric.shape.guids
     last = 0x1000 + len(guids) // ports - 1
@@ -151,11 +147,11 @@ def _ready(
             _settled(vhpcd, time.time())
     reader.close()
     # The first of each finds cold caches.
-    return _judged(report, len(guids), ours[1:], theirs[1:])
+    _judged(report, len(guids), ours[1:], theirs[1:])
 
 
-def _judged(report: Report, adapters: int, ours: list[float], theirs: list[Bare]) -> list[tuple[str, bool]]:
-    """Add the figures of one fabric; returns the verdicts."""
+def _judged(report: Report, adapters: int, ours: list[float], theirs: list[Bare]) -> None:
+    """Add the figures of one fabric."""
     of = f"{adapters} adapters"
     mine = report.add(f"lease to READY, {of}", "ms", ours)
     whole = report.add(f"rename, HUP, readback, {of}", "ms", [one.whole for one in theirs])
@@ -163,11 +159,9 @@ def _judged(report: Report, adapters: int, ours: list[float], theirs: list[Bare]
     to_whole, to_sweep = mine.median / whole.median, mine.median / sweep.median
     report.ratios[f"lease to bare, {of}"] = to_whole
     report.ratios[f"lease to sweep alone, {of}"] = to_sweep
-    verdicts = [(f"{of}: {to_whole:.2f} times bare, target {RATIO}", to_whole <= RATIO)]
-    if adapters >= LARGE:
-        text = f"{of}: {to_sweep:.2f} times the sweep alone, target {SWEEP_RATIO}"
-        verdicts.append((text, to_sweep <= SWEEP_RATIO))
-    return verdicts
+    report.judge(BARE[adapters], to_whole)
+    if adapters in SWEEP:
+        report.judge(SWEEP[adapters], to_sweep)
 
 
 @contextmanager
@@ -237,16 +231,15 @@ def _until(done: object) -> None:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def _bursts(report: Report, daemon: Munged, fabric: SimulatedFabric) -> list[tuple[str, bool]]:
+def _bursts(report: Report, daemon: Munged, fabric: SimulatedFabric) -> None:
     """Sweeps of a hundred jobs that begin and end at once, as clients of their own."""
     jobs = range(1, 101)
-    verdicts = []
     fabric.replace(DEFAULT)
     fabric.sweep()
     with _vhpcd(daemon, fabric, sweep_interval_s=2.0, audit_interval_s=300) as vhpcd:
         _settled(vhpcd)
         with ThreadPoolExecutor(100) as hooks:
-            for what in ("starts", "ends"):
+            for what, target in BURSTS.items():
                 before, began = fabric.sweeps(), time.perf_counter()
                 if what == "starts":
                     list(hooks.map(lambda job: opened(vhpcd, job), jobs))
@@ -256,7 +249,7 @@ def _bursts(report: Report, daemon: Munged, fabric: SimulatedFabric) -> list[tup
                 sweeps = fabric.sweeps() - before
                 report.add(f"100 {what} at once, until all are done", "s", [time.perf_counter() - began])
                 report.add(f"100 {what} at once, sweeps", "", [sweeps])
-                verdicts.append((f"100 {what}: {sweeps} sweeps, target {SWEEPS}", sweeps <= SWEEPS))
+                report.judge(target, sweeps)
     pool = partitions.of_pool(KeyPool(0x1000, 0x1003), ranks=4, rails=1, vfs=1)
     fabric.replace(partitions.render(pool, 0))
     fabric.sweep()
@@ -268,13 +261,13 @@ def _bursts(report: Report, daemon: Munged, fabric: SimulatedFabric) -> list[tup
             opened(vhpcd, job)
         sweeps = fabric.sweeps() - before
     report.add("4 starts with a static pool, sweeps", "", [sweeps])
-    return [*verdicts, (f"static pool: {sweeps} sweeps, target 0", sweeps == 0)]
+    report.judge(STATIC, sweeps)
 
 
 # --- reads ----------------------------------------------------------------------------------------
 
 
-def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]]:
+def _reads(report: Report, daemon: Munged, rounds: int) -> None:
     """Reads per second of a vhpcd and a munged on one core, and a job of a thousand nodes."""
     cores = sorted(os.sched_getaffinity(0))
     rates, bare, served = [], [], []
@@ -310,10 +303,8 @@ def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]
         ours / theirs for ours, theirs in zip(rates, bare, strict=True)
     )
     slow = report.add(f"a lease to {NODES} nodes that ask at once", "s", served)
-    return [
-        (f"{reads.median:.0f} reads/s, target {READS:.0f}", reads.median >= READS),
-        (f"{NODES} nodes in {slow.median:.2f} s, target {SERVED_S:.0f}", slow.median <= SERVED_S),
-    ]
+    report.judge(READS, reads.median)
+    report.judge(SERVED, slow.median)
 
 
 async def _ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int) -> float:

@@ -19,6 +19,7 @@ import statistics
 from pathlib import Path
 
 from vhpcbench.common import NODE, USER, BenchError, Lab, Report, main
+from vhpcbench.targets import at_least, at_most
 
 ON_NODE = Path(__file__).with_name("image_staging.py")
 PYTHON = "/opt/vhpc/bin/python"
@@ -27,7 +28,12 @@ TAR, CATALOG = f"{FOLDER}/root.tar", f"{FOLDER}/catalog"
 SOURCES = ("usr/bin", "usr/lib")
 """Below / of the login host: programs and libraries, as an image has them."""
 OPTIONS = "--quiet --tar=f -zlz4 -C65536 -T0 --mkfs-time -U00000000-0000-0000-0000-000000000000"
-IMPORT, STAGE, WARM_MS, DISK_MS = 0.8, 1.2, 30.0, 20.0
+TARGETS = (
+    at_least(0.8, "speed of an import to mkfs.erofs"),
+    at_most(1.2, "staging to sha256sum and cp"),
+    at_most(30, "stage image of a warm boot", "ms"),
+    at_most(20, "stage disks", "ms"),
+)
 DISK = "1G"
 """Size of a guest's disk."""
 
@@ -71,13 +77,9 @@ def bench(args: argparse.Namespace) -> Report:
     speed = _ratio(values["mkfs"], values["import"])
     staging = _ratio(values["stage"], values["tools"])
     report.ratios = {"speed of import to mkfs.erofs": speed, "staging to sha256sum and cp": staging}
-    warm, disk = series["warm"].median, series["disk"].median
-    met = speed >= IMPORT and staging <= STAGE and warm <= WARM_MS and disk <= DISK_MS
-    report.judge(
-        f"import at {speed:.2f} (at least {IMPORT}), staging {staging:.2f} (at most {STAGE}), warm image "
-        f"{warm:.1f} ms (at most {WARM_MS:.0f}), disk {disk:.1f} ms (at most {DISK_MS:.0f})",
-        met,
-    )
+    found = (speed, staging, series["warm"].median, series["disk"].median)
+    for target, value in zip(TARGETS, found, strict=True):
+        report.judge(target, value)
     return report
 
 

@@ -18,8 +18,9 @@ from machine_tree import gpu_node
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.node.host import cells, inventory, pci, topology
 from vhpcbench.common import Report, main, milliseconds
+from vhpcbench.targets import under
 
-TARGET_MS = 150.0
+TARGETS = (under(150, "reading the PCI functions", "ms"),)
 
 
 def run() -> int:
@@ -48,7 +49,7 @@ def bench(args: argparse.Namespace) -> Report:
     report.ratios["PCI functions to bare files"] = statistics.median(
         a / b for a, b in zip(scan, bare, strict=True)
     )
-    report.judge(f"{found.median:.0f} ms, target under {TARGET_MS:.0f} ms", found.median < TARGET_MS)
+    report.judge(TARGETS[0], found.median)
     return report
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from vhpcbench.common import NODE, BenchError, Lab, Report, main
 from vhpcbench.plain import GuestFacts, Plain, running
+from vhpcbench.targets import at_least, at_most
 
 WORK = Path(__file__).with_name("pingpong.py")
 ON_NODE = Path(__file__).with_name("mpi_plain.py")
@@ -28,7 +29,9 @@ MARKER = "bench-pingpong:"
 NODES = (NODE, "n2")
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 MACS = ("52:54:00:00:00:01", "52:54:00:00:00:02")
-LATENCY, BANDWIDTH = 1.1, 0.95
+LATENCY = at_most(1.1, "latency to the plain guests'")
+BANDWIDTH = at_least(0.95, "bandwidth to the plain guests'")
+TARGETS = (LATENCY, BANDWIDTH)
 JOB = f"""
 first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
 srun -K1 -n2 --ntasks-per-node=1 sh -c "python3 ~/{WORK.name} \\$SLURM_PROCID $first"
@@ -72,9 +75,8 @@ def bench(args: argparse.Namespace) -> Report:
         report.add(f"{name}, job", unit, [one[key] for one in ours])
         report.add(f"{name}, plain", unit, [one[key] for one in theirs])
         report.ratios[name] = statistics.median(a[key] / b[key] for a, b in zip(ours, theirs, strict=True))
-    slow, wide = report.ratios["half round trip"], report.ratios["stream"]
-    text = f"latency {slow:.2f}, target at most {LATENCY}; bandwidth {wide:.2f}, target at least {BANDWIDTH}"
-    report.judge(text, slow <= LATENCY and wide >= BANDWIDTH)
+    report.judge(LATENCY, report.ratios["half round trip"])
+    report.judge(BANDWIDTH, report.ratios["stream"])
     return report
 
 

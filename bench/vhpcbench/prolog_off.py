@@ -13,8 +13,9 @@ import statistics
 import subprocess
 
 from vhpcbench.common import CHECKOUT, Report, main
+from vhpcbench.targets import under
 
-TARGET_MS = 10.0
+TARGETS = (under(10, "CPU time of the Prolog", "ms"),)
 RUNS = 100
 PROLOG = CHECKOUT / "prolog" / "prolog"
 # a part of the environment that slurmd gives to a Prolog
@@ -36,7 +37,7 @@ def bench(args: argparse.Namespace) -> Report:
     prolog = report.add("Prolog of a job without vhpc", "ms", ours)
     report.add("a shell without commands", "ms", theirs)
     report.ratios["Prolog to shell"] = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    report.judge(f"{prolog.median:.2f} ms of CPU, target under {TARGET_MS:.0f} ms", prolog.median < TARGET_MS)
+    report.judge(TARGETS[0], prolog.median)
     return report
 
 
