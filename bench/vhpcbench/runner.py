@@ -106,7 +106,11 @@ def run_all(
             outcome = Outcome(one, "skipped", reason)
         else:
             tell(f"{one.name}: {number} of {len(benchmarks)}, load {load():.1f}")
-            outcome = _run(one, options)
+            try:
+                outcome = _run(one, options)
+            except KeyboardInterrupt:
+                finished(Outcome(one, "failed", "interrupted"))
+                raise
         said = f": {outcome.reason}" if outcome.reason else f" after {outcome.seconds:.0f} s"
         tell(f"{one.name}: {outcome.status}{said}")
         finished(outcome)

@@ -189,6 +189,16 @@ def test_after_its_limit_a_program_is_ended(tmp_path: Path, trap: str) -> None:
     assert cleaned.exists() == bool(trap)
 
 
+@pytest.mark.usefixtures("_interruptible")
+def test_an_interrupted_run_leaves_its_results(tmp_path: Path) -> None:
+    interrupt = program(tmp_path, "interrupt", f"kill -INT {os.getpid()}; sleep 60")
+    chosen = [program(tmp_path, "good", report(1)), interrupt, program(tmp_path, "never", report(1))]
+    assert suite.measure(chosen, SMALL, ABOUT, options(tmp_path)) == 1
+    found = results(tmp_path)
+    assert {name: one["status"] for name, one in found.items()} == {"good": "met", "interrupt": "failed"}
+    assert found["interrupt"]["reason"] == "interrupted"
+
+
 def test_a_busy_machine_is_a_reason_unless_allowed(tmp_path: Path) -> None:
     # no load average is below 0
     one = program(tmp_path, "quiet", report(1), Needs(load=0.0))
