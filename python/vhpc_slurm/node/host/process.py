@@ -321,15 +321,10 @@ def _owners() -> Iterator[tuple[int, tuple[int, int]]]:
     """(pid, (real uid, effective uid)) of every process; a boot waits for it, and nodes have thousands."""
     for pid in _pids():
         try:
-            fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+            with open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123 - Path takes longer
+                status = file.read(4096)
         except OSError:
             continue
-        try:
-            status = os.read(fd, 4096)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
         _, found, rest = status.partition(b"\nUid:")
         if found:
             real, effective, _ = rest.split(None, 2)
