@@ -165,7 +165,10 @@ HARDWARE = Suite(
 SELINUX = replace(
     HARDWARE,
     name="selinux",
-    extra=(*HARDWARE.extra, "auditd", "policycoreutils", "selinux-policy-default", "selinux-policy-dev"),
+    extra=(
+        *HARDWARE.extra,
+        *("auditd", "passt", "policycoreutils", "selinux-policy-default", "selinux-policy-dev"),
+    ),
     finish=(*HARDWARE.finish, CUSTOMIZE.with_name("selinux")),
     inputs=(
         *sorted((CUSTOMIZE.parents[2] / "packaging/rpm/selinux").glob("vhpc.*")),

@@ -137,6 +137,7 @@ def copy(source: Path, target: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         new = os.open(target, flags, 0o644)
         try:
+            os.fchmod(new, 0o644)  # whatever the umask is
             if not share_blocks(fd, new):
                 _copy_bytes(fd, new)
         except OSError:

@@ -37,6 +37,7 @@ if os.fork():
     sys.exit()
 os.setsid()
 os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)  # dup2 to itself does not
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="libvirtd.socket")
 log = os.open("/var/log/virtqemud.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
 for fd in (0, 1, 2):

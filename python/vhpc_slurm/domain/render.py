@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jinja2 import DictLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from msgspec import Struct
 
 from vhpc_slurm.domain import (
     boot,
+    capabilities,
     cpu,
     cputune,
     disk,
@@ -70,7 +71,7 @@ DEVICES = (
     Concern("panic", plain.context),
     Concern("hostdev", hostdev.context),
 )
-SECURITY = (Concern("security", plain.context),)
+LAST = (Concern("security", plain.context), Concern("capabilities", capabilities.context))
 
 
 def _environment() -> Environment:
@@ -90,13 +91,22 @@ def _environment() -> Environment:
 _ENVIRONMENT = _environment()
 
 
+def prepare() -> None:
+    """Compile templates that each guest needs, which takes longer than to fill them.
+
+    ``render`` compiles those that are not, so it may be called without this.
+    """
+    for concern in (*DOMAIN, *LAST):
+        _template(concern)
+
+
 def render(spec: DomainSpec) -> str:
     """libvirt domain XML of one guest, ending in a newline."""
     return _ENVIRONMENT.get_template("domain.xml.j2").render(
         hypervisor="kvm" if spec.kvm else "qemu",
         domain=_parts(DOMAIN, spec),
         devices=_parts(DEVICES, spec),
-        security=_parts(SECURITY, spec),
+        last=_parts(LAST, spec),
     )
 
 
@@ -105,9 +115,12 @@ def _parts(concerns: tuple[Concern, ...], spec: DomainSpec) -> list[Markup]:
     for concern in concerns:
         context = concern.context(spec)
         if context is not None:
-            template = _ENVIRONMENT.get_template(f"{concern.name}.xml.j2")
-            parts.append(Markup(template.render(_fields(context)).rstrip("\n")))  # noqa: S704 - escaped by the template
+            parts.append(Markup(_template(concern).render(_fields(context)).rstrip("\n")))  # noqa: S704 - escaped by the template
     return parts
+
+
+def _template(concern: Concern) -> Template:
+    return _ENVIRONMENT.get_template(f"{concern.name}.xml.j2")
 
 
 def _fields(context: Struct) -> dict[str, Any]:

@@ -135,12 +135,16 @@ class StillHelpers:
     exhaustion: UserError | None = None
     closed: bool = False
     absent: bool = False
+    wanted: tuple[Share, ...] = ()
     with_locks: tuple[Share, ...] = ()
     shim: ProcessRef | None = None
     share_daemons: tuple[ProcessRef, ...] = ()
 
-    def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
-        return () if self.absent else tuple(wanted)
+    def start_daemons(self, wanted: Sequence[Share]) -> None:
+        self.wanted = tuple(wanted)
+
+    def served(self) -> tuple[Share, ...]:
+        return () if self.absent else self.wanted
 
     def start_locks(self, served: Sequence[Share]) -> None:
         self.with_locks = tuple(served)
@@ -152,7 +156,8 @@ class StillHelpers:
         if self.shim_error is not None:
             raise self.shim_error
 
-    def disturbed(self) -> DisturbedError | None:
+    def disturbed(self, ending_s: float = 1.0) -> DisturbedError | None:
+        del ending_s
         return self.disturbance
 
     def exhausted(self) -> UserError | None:

@@ -62,6 +62,8 @@ class Helpers(Struct):
     limits: Limits
     shim: process.ProcessRef | None = None
     _daemons: dict[str, process.ProcessRef] = field(default_factory=dict)
+    _begun: list[tuple[Share, str, Started]] = field(default_factory=list)
+    _served: list[Share] = field(default_factory=list)
     _logs: dict[str, int] = field(default_factory=dict)
     _read: dict[str, bytes] = field(default_factory=dict)
 
@@ -80,29 +82,42 @@ class Helpers(Struct):
         while self._logs:
             os.close(self._logs.popitem()[1])
 
-    def start_daemons(self, wanted: Sequence[Share]) -> tuple[Share, ...]:
-        """Start the daemons of the folders that the user can enter; returns these folders.
+    def start_daemons(self, wanted: Sequence[Share]) -> None:
+        """Start the daemons of folders; ``served`` waits for them, so other work can be done meanwhile.
+
+        Raises:
+            UserError, NodeError: as ``served``.
+        """
+        migrates = is_saveable(self.layout.config, (self.guest,))
+        for share in wanted:
+            key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
+            command = partial(shares.command, self.layout.config.shares, share, migrates=migrates)
+            own = shares.confined(self._confinement(self.account.credentials), share)
+            daemon = self._listening(share.tag, key, command, own, self.socket_of(share))
+            self._begun.append((share, key, daemon))
+            if own.entry is not None and own.entry.prefix:
+                self._wait()  # systemd makes the scope for this one; the others enter it
+
+    def served(self) -> tuple[Share, ...]:
+        """Wait until the daemons of folders run; returns the folders that the user can enter.
 
         Raises:
             UserError: a folder may not be shared, or the user has disturbed a daemon.
             NodeError: a daemon does not start.
         """
-        migrates = is_saveable(self.layout.config, (self.guest,))
-        started, served = [], []
-        for share in wanted:
-            key = self._announce(f"virtiofsd:{share.tag}", "virtiofsd", path=share.path)
-            command = partial(shares.command, self.layout.config.shares, share, migrates=migrates)
-            own = shares.confined(self._confinement(self.account.credentials), share)
-            started.append((share, key, self._listening(share.tag, key, command, own, self.socket_of(share))))
-        for share, key, daemon in started:
+        self._wait()
+        return tuple(self._served)
+
+    def _wait(self) -> None:
+        while self._begun:
+            share, key, daemon = self._begun.pop(0)
             try:
                 self._finish(share.tag, daemon)
             except ShareAbsentError:
                 self.journal.released(key)
                 os.close(self._logs.pop(share.tag))
             else:
-                served.append(share)
-        return tuple(served)
+                self._served.append(share)
 
     def start_locks(self, served: Sequence[Share]) -> None:
         """Start the lock daemon, unless locks in all folders that are served hold within the guest alone.
@@ -186,14 +201,17 @@ class Helpers(Struct):
         finally:
             os.close(log)
 
-    def disturbed(self) -> confine.DisturbedError | None:
-        """An error that says so, when the user has ended or stopped one of them."""
+    def disturbed(self, ending_s: float = 1.0) -> confine.DisturbedError | None:
+        """Returns an error if the user has ended or stopped one of them.
+
+        A shim closes its sockets before it has ended: after a failure, its end is awaited so long.
+        """
         for tag, ref in self._daemons.items():
             if error := confine.disturbed(_called(tag), [ref]):
                 return error
         if self.shim is None:
             return None
-        process.wait_gone(self.shim, 1.0)  # its sockets close before it has ended
+        process.wait_gone(self.shim, ending_s)
         return confine.disturbed("vhpc-shim", [self.shim])
 
     def exhausted(self) -> confine.DisturbedError | None:

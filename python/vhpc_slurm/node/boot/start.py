@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.render import prepare, render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan, RunningGuest
@@ -84,26 +85,18 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: only root may reach it
     Path(paths.agent_socket).parent.mkdir(mode=0o700)
-    uid = Uid().take(layout, work.journal)
-    common.memory.add_owner(uid)
-    limits = limits_of(work.plan, layout.config.guests)
-    helpers = Helpers(layout, work.journal, guest, work.account, uid, common.cgroup, limits)
-    opened.enter_context(closing(helpers))
-    shares, site = helpers.start_daemons(work.plan.shares), None
-    helpers.start_locks(shares)
-    if guest.nat is not None:
-        Nat().take(layout, work.journal, work.lease, guest, uid)
-    if guest.site is not None:
-        site = Site().take(layout, work.journal, work.plan.node, guest.index, guest.site)
-    if guest.nat is not None:
-        helpers.start_passt(guest.nat)
-    console.prepare(Path(paths.console_log), work.account.uid)
-    if guest.disk_mib:
-        disks.give(layout, work.lease.generation, guest.index, uid)
-    boot_files = images.private_copies(common.staged, run_dir)
-    running = RunningGuest(guest, uid, shares, common.mtu, site)
-    libvirt_version, _ = work.hypervisor.version()
-    spec = domain_spec(layout.config, work.plan, running, work.host, work.image, libvirt_version)
+    # also after an error the copies end before the folder is removed
+    with ThreadPoolExecutor(1) as meanwhile:
+        copies = meanwhile.submit(images.private_copies, common.staged, run_dir)
+        uid = Uid().take(layout, work.journal)
+        common.memory.add_owner(uid)
+        limits = limits_of(work.plan, layout.config.guests)
+        helpers = Helpers(layout, work.journal, guest, work.account, uid, common.cgroup, limits)
+        opened.enter_context(closing(helpers))
+        running = _start_helpers(work, common, guest, uid, helpers)
+        libvirt_version, _ = work.hypervisor.version()
+        spec = domain_spec(layout.config, work.plan, running, work.host, work.image, libvirt_version)
+        boot_files = copies.result()
     _create(work, helpers, spec)
     for path in boot_files:
         path.unlink()  # QEMU has read them
@@ -113,6 +106,25 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
             common.cgroup.add(pid)
     common.memory.add_guest(pids)
     return Started(running, helpers, time.monotonic())
+
+
+def _start_helpers(work: Boot, common: Common, guest: GuestPlan, uid: int, helpers: Helpers) -> RunningGuest:
+    """Start all that the guest needs before its QEMU, and make its files."""
+    layout = work.layout
+    helpers.start_daemons(work.plan.shares)
+    prepare()  # while the daemons start
+    shares, site = helpers.served(), None
+    helpers.start_locks(shares)
+    if guest.nat is not None:
+        Nat().take(layout, work.journal, work.lease, guest, uid)
+    if guest.site is not None:
+        site = Site().take(layout, work.journal, work.plan.node, guest.index, guest.site)
+    if guest.nat is not None:
+        helpers.start_passt(guest.nat)
+    console.prepare(Path(guest.paths.console_log), work.account.uid)
+    if guest.disk_mib:
+        disks.give(layout, work.lease.generation, guest.index, uid)
+    return RunningGuest(guest, uid, shares, common.mtu, site)
 
 
 def _create(work: Boot, helpers: Helpers, spec: DomainSpec) -> None:

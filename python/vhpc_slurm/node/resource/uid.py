@@ -98,11 +98,12 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
     """
     config = layout.config.guests
     layout.uids.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _Rotation(layout) as rotation:
-        owners = _owners_of_files(layout)
+    with _Rotation(layout) as rotation, _search(layout) as owners_of_files:
+        in_use = process.uids_in_use()  # while find(1) runs
+        owners = owners_of_files()
         for uid in rotation.order():
             path = layout.uids / str(uid)
-            if path.exists() or next(process.of_uid(uid), None) is not None:
+            if path.exists() or uid in in_use:
                 continue
             if uid in owners:
                 log.warning(
@@ -168,27 +169,42 @@ class _Rotation:
         os.fsync(self._fd)
 
 
-def _owners_of_files(layout: Layout) -> frozenset[int]:
-    """Uids of the range that own files in world-writable folders; find(1) does not follow links."""
+@contextlib.contextmanager
+def _search(layout: Layout) -> Iterator[Callable[[], frozenset[int]]]:
+    """Search world-writable folders for files of the range, by find(1), which does not follow links.
+
+    Gets a function that waits for the uids that own some.
+    """
     config = layout.config.guests
     folders = [folder for folder in config.uid_check_paths if os.path.isdir(folder)]  # noqa: PTH112 - a string
     if not folders:
-        return frozenset()
+        yield frozenset
+        return
     first, last = config.uid_base, config.uid_base + config.uid_count - 1
     test = ["-uid", f"+{first - 1}", "-uid", f"-{last + 1}", "-printf", "%U\\n"]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            [FIND, *folders, "-xdev", *test],
-            capture_output=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=SCAN_S,
-            text=True,
+        finder = subprocess.Popen(
+            [FIND, *folders, "-xdev", *test], stdin=nowhere, stdout=pipe, stderr=nowhere, text=True
         )
-    except (OSError, subprocess.TimeoutExpired) as err:
+    except OSError as err:
         log.warning("cannot look for files of earlier guests in %s: %s", " ".join(folders), err)
-        return frozenset()
-    return frozenset(int(line) for line in done.stdout.split() if line.isdigit())
+        yield frozenset
+        return
+
+    def owners() -> frozenset[int]:
+        try:
+            said, _ = finder.communicate(timeout=SCAN_S)
+        except subprocess.TimeoutExpired as err:
+            log.warning("cannot look for files of earlier guests in %s: %s", " ".join(folders), err)
+            return frozenset()
+        return frozenset(int(line) for line in said.split() if line.isdigit())
+
+    with finder:
+        try:
+            yield owners
+        finally:
+            finder.kill()
 
 
 def release(layout: Layout, uid: int, generation: str) -> None:

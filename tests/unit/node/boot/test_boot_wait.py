@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.node.boot import agent
+from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelSilentError
+from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store.journal import Stopped
 
 
@@ -30,7 +33,12 @@ class Guest:
 
 def hear(guest: Guest, answers: list[bool], left_s: float = 100.0, *, stopped: bool = False) -> None:
     """Wait for the guest as Prolog does; each answer says whether the job has ended by then."""
-    helpers: Any = SimpleNamespace(disturbed=lambda: UserError("a helper was stopped") if stopped else None)
+
+    def disturbed(ending_s: float) -> UserError | None:
+        assert ending_s == 0.0, "the guest may answer meanwhile"
+        return UserError("a helper was stopped") if stopped else None
+
+    helpers: Any = SimpleNamespace(disturbed=disturbed)
     channel: Any = guest  # of a GuestChannel only hello() is called
     waiting = agent.wait_for_hello(helpers, channel, time.monotonic() + left_s)
     for _ in waiting:
@@ -74,3 +82,11 @@ def test_a_helper_stopped_by_its_user_ends_at_the_next_check() -> None:
     with pytest.raises(UserError):
         hear(guest, answers=[], stopped=True)
     assert len(guest.waits) == 1
+
+
+def test_a_look_at_a_living_shim_takes_no_time() -> None:
+    shim = process.ProcessRef(os.getpid(), process.start_time(os.getpid()) or 0)
+    helpers: Any = SimpleNamespace(_daemons={}, shim=shim)
+    began = time.monotonic()
+    assert Helpers.disturbed(helpers, ending_s=0.0) is None
+    assert time.monotonic() - began < 0.5
