@@ -45,7 +45,7 @@ def domain_spec(
         manifest=image.manifest,
         gid=accounts.group_id(config.guests.qemu_group),
         libvirt_version=libvirt_version,
-        emulator=config.guests.emulator,
+        emulator=config.guests.emulator if arch.name == host.arch else "",
         firmware=_firmware(arch) if running.plan.devices else "",
         partition=plan.partition,
         saveable=is_saveable(config, plan.guests),
