@@ -17,13 +17,18 @@ _MACHINE = slice(18, 20)
 """Bytes of e_machine in an ELF header."""
 
 
+def is_foreign(architecture: Architecture) -> bool:
+    """Whether this host emulates programs of an architecture."""
+    return architecture is not own()
+
+
 def need_emulation(architecture: Architecture, entries: Path = ENTRIES) -> None:
     """Check that this host runs programs of an architecture, also in another root.
 
     Raises:
         BuildError: the kernel has no interpreter for them, or a tool is missing.
     """
-    if architecture is own():
+    if not is_foreign(architecture):
         return
     need("arch-test")
     if not any(_is_interpreter(path, architecture) for path in entries.glob("*")):

@@ -11,10 +11,11 @@ import os
 import re
 from pathlib import Path
 
-from vhpc_slurm.architecture import X86_64, Architecture, own
+from vhpc_slurm.architecture import X86_64, Architecture
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles import initrd as bootfiles
 from vmimages.errors import BuildError
+from vmimages.foreign import is_foreign
 from vmimages.host import output
 from vmimages.rootfs import Base
 
@@ -32,7 +33,7 @@ def places(name: str, architecture: Architecture) -> tuple[Path, ...]:
 
     Programs of another architecture than this host's are built in a folder of that name.
     """
-    if _is_foreign(architecture):
+    if is_foreign(architecture):
         return (SOURCE_TREE / "build" / architecture.debian / BUILT[name],)
     return (*(SOURCE_TREE / folder / BUILT[name] for folder in BUILD_FOLDERS), INSTALLED / name)
 
@@ -60,14 +61,10 @@ def program(name: str, given: Path | None, architecture: Architecture = X86_64) 
     return path
 
 
-def _is_foreign(architecture: Architecture) -> bool:
-    return architecture is not own()
-
-
 def _how(name: str, architecture: Architecture) -> str:
     """The command that builds a program, or installs it where there are no sources."""
     option = "--" + name.removeprefix("vhpc-")
-    foreign = _is_foreign(architecture)
+    foreign = is_foreign(architecture)
     if not (SOURCE_TREE / "CMakeLists.txt").exists():
         package = f"vhpc-image-tools of {architecture.debian}" if foreign else "vhpc-image-tools"
         return f"{'unpack' if foreign else 'install'} {package}, or name the program with {option}"

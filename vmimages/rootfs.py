@@ -29,7 +29,8 @@ from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files, load_lists
 from vhpc_slurm.bootfiles.verity import append_tree
 from vmimages import kernel
 from vmimages.errors import BuildError
-from vmimages.host import SEARCH, BuildStep, environment, need, run
+from vmimages.foreign import is_foreign
+from vmimages.host import SEARCH, BuildStep, environment, need, run, say
 from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -112,6 +113,8 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
 def _build(recipe: Recipe, work: Path) -> None:
     tree, out = work / "tree", work / "base"
     (out / "modules").mkdir(parents=True)
+    if is_foreign(recipe.architecture):
+        say(f"this host emulates {recipe.architecture.name}: the build takes about ten times as long")
     system = f"Debian {recipe.debian.suite} for {recipe.architecture.name}"
     with BuildStep(f"installing {system} from {recipe.debian.mirror}"):
         _install(recipe, tree, work / "log")

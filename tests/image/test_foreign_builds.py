@@ -25,7 +25,7 @@ mask ffffffffffffff00fffffffffffffffffeffffff
 
 @pytest.fixture(autouse=True)
 def _x86_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (foreign, initrd, recipe):
+    for module in (foreign, recipe):
         monkeypatch.setattr(module, "own", lambda: X86_64)
     monkeypatch.setattr(foreign, "need", lambda _tool: None)
 
