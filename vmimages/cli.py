@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vhpc_slurm.architecture import X86_64
-from vmimages import labels
+from vhpc_slurm.architecture import AARCH64, KERNEL_TYPE
+from vmimages import foreign, labels
 from vmimages import recipe as recipes
 from vmimages.errors import BuildError
 from vmimages.host import BuildStep, say
@@ -29,15 +29,15 @@ from vmimages.store import Blob, Published, publish
 
 SCHEMA = 1
 BUILDER = "vmimages"
-KERNEL_TYPES = {
-    "vmlinux": "application/vnd.vhpc.kernel.elf",
-    "bzImage": "application/vnd.vhpc.kernel.bzimage",
-}
+KERNEL_TYPES = {"vmlinux": KERNEL_TYPE + "elf", "bzImage": KERNEL_TYPE + "bzimage"}
+"""By kernel.format, on x86_64."""
 INITRD_TYPE = "application/vnd.vhpc.initrd.cpio"
 ROOT_TYPES = {"erofs": "application/vnd.vhpc.root.erofs"}
 EPILOG = """\
 Needs mmdebstrap, erofs-utils, cryptsetup-bin and zstd.  Root builds in place, an ordinary
 user in a user namespace (package uidmap, and a range in /etc/subuid).
+For another architecture than this host's it needs arch-test, qemu-user-static,
+and vhpc-agent and vhpc-init from a cross build; it takes several times longer.
 The same recipe, packages and programs give the same bytes; only the
 manifest's "created" differs, unless SOURCE_DATE_EPOCH is set.
 
@@ -56,6 +56,7 @@ class Options:
 
     recipe: Path
     output: Path
+    arch: str
     agent: Path | None
     init: Path | None
     name: str | None
@@ -110,6 +111,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         metavar="DIR",
         help="catalogue to publish in; created if absent",
     )
+    add("--arch", default="", help="x86_64 or aarch64 (default: the recipe's, else this host's)")
     add("--agent", type=Path, metavar="PATH", help="static vhpc-agent (default: as built or installed)")
     add("--init", type=Path, metavar="PATH", help="static vhpc-init (default: as built or installed)")
     add("--name", help="name to publish under (default: the recipe's)")
@@ -157,15 +159,16 @@ def _default_cache() -> Path:
 def _build(options: Options) -> dict[str, Any]:
     recipe = _recipe(options)
     given = labels.parse(options.label)
-    init = program("vhpc-init", options.init)
-    agent = program("vhpc-agent", options.agent)
+    foreign.need_emulation(recipe.architecture)
+    init = program("vhpc-init", options.init, recipe.architecture)
+    agent = program("vhpc-agent", options.agent, recipe.architecture)
     agent_version = version(agent)
     made = base(recipe, options.cache.absolute(), refresh=options.refresh)
     if made.cached:
         say(f"root and kernel {made.kernel_release} are in the cache")
     with BuildStep(f"publishing in {options.output}"):
         blobs = {
-            "kernel": Blob(KERNEL_TYPES[recipe.kernel.format], made.kernel),
+            "kernel": Blob(kernel_type(recipe), made.kernel),
             "initrd": Blob(INITRD_TYPE, initrd(made, init, agent, recipe.root.source_date_epoch)),
             "root": Blob(ROOT_TYPES[recipe.root.format], made.root),
         }
@@ -178,7 +181,7 @@ def _build(options: Options) -> dict[str, Any]:
 
 
 def _recipe(options: Options) -> Recipe:
-    recipe = recipes.load(options.recipe)
+    recipe = recipes.load(options.recipe, options.arch)
     image, debian = recipe.image, recipe.debian
     if options.name is not None:
         if not recipes.NAME.fullmatch(options.name):
@@ -202,6 +205,11 @@ def _recipe(options: Options) -> Recipe:
     return replace(recipe, image=image, debian=debian)
 
 
+def kernel_type(recipe: Recipe) -> str:
+    """The media type of the kernel that the builder makes."""
+    return KERNEL_TYPE + "image" if recipe.architecture is AARCH64 else KERNEL_TYPES[recipe.kernel.format]
+
+
 def _manifest(recipe: Recipe, made: Base, agent_version: str, given: dict[str, str]) -> dict[str, Any]:
     """The manifest without its blobs; docs/image-format.md explains the keys; all must be there.
 
@@ -217,7 +225,7 @@ def _manifest(recipe: Recipe, made: Base, agent_version: str, given: dict[str, s
     return {
         "schema": SCHEMA,
         "agent_version": agent_version,
-        "arch": X86_64.name,
+        "arch": image.arch,
         "cmdline": " ".join(recipe.kernel.cmdline.split()),
         "description": image.description,
         "drivers": {name: made.driver_versions.get(name, "") for name in image.drivers},

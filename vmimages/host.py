@@ -16,6 +16,7 @@ from vmimages.errors import BuildError
 
 # Tool -> Debian package that has it.
 PACKAGES = {
+    "arch-test": "arch-test",
     "lz4": "lz4",
     "mmdebstrap": "mmdebstrap",
     "mkfs.erofs": "erofs-utils",

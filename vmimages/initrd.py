@@ -11,10 +11,11 @@ import os
 import re
 from pathlib import Path
 
-from vhpc_slurm.architecture import X86_64
+from vhpc_slurm.architecture import X86_64, Architecture
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles import initrd as bootfiles
 from vmimages.errors import BuildError
+from vmimages.foreign import is_foreign
 from vmimages.host import output
 from vmimages.rootfs import Base
 
@@ -27,23 +28,30 @@ BUILT = {"vhpc-init": "guest/init/vhpc-init", "vhpc-agent": "guest/vhpc-agent"}
 BUILD_FOLDERS = ("build", "build/lab/programs")
 
 
-def places(name: str) -> tuple[Path, ...]:
-    """Where the program may be: built in this checkout, then installed."""
+def places(name: str, architecture: Architecture) -> tuple[Path, ...]:
+    """Where the program may be: built in this checkout, then installed.
+
+    Programs of another architecture than this host's are built in a folder of that name.
+    """
+    if is_foreign(architecture):
+        return (SOURCE_TREE / "build" / architecture.debian / BUILT[name],)
     return (*(SOURCE_TREE / folder / BUILT[name] for folder in BUILD_FOLDERS), INSTALLED / name)
 
 
-def program(name: str, given: Path | None) -> Path:
+def program(name: str, given: Path | None, architecture: Architecture = X86_64) -> Path:
     """The program to put into the initrd: ``given``, or the first one found.
 
     Raises:
-        BuildError: it does not exist, or is not a static x86-64 program.
+        BuildError: it does not exist, or is not a static program of the architecture.
     """
-    path = given or next((place for place in places(name) if place.exists()), None)
+    searched = places(name, architecture)
+    path = given or next((place for place in searched if place.exists()), None)
     if path is None:
-        raise BuildError(f"{name} is not built", f"searched {', '.join(map(str, places(name)))}", _how(name))
+        what = f"{name} is not built for {architecture.name}"
+        raise BuildError(what, f"searched {', '.join(map(str, searched))}", _how(name, architecture))
     path = path.absolute()  # a name without a folder would be searched in PATH
     try:
-        elf.check_static(path.read_bytes(), X86_64)
+        elf.check_static(path.read_bytes(), architecture)
     except OSError as err:
         raise BuildError(f"cannot read {name}", str(err)) from err
     except ValueError as err:
@@ -53,13 +61,18 @@ def program(name: str, given: Path | None) -> Path:
     return path
 
 
-def _how(name: str) -> str:
+def _how(name: str, architecture: Architecture) -> str:
     """The command that builds a program, or installs it where there are no sources."""
     option = "--" + name.removeprefix("vhpc-")
+    foreign = is_foreign(architecture)
     if not (SOURCE_TREE / "CMakeLists.txt").exists():
-        return f"install vhpc-image-tools, or name the program with {option}"
-    build = f"cmake -S {SOURCE_TREE} -B {SOURCE_TREE}/build -DVHPC_SPANK=OFF -DBUILD_TESTING=OFF"
-    return f"run: {build} && cmake --build {SOURCE_TREE}/build; or name the program with {option}"
+        package = f"vhpc-image-tools of {architecture.debian}" if foreign else "vhpc-image-tools"
+        return f"{'unpack' if foreign else 'install'} {package}, or name the program with {option}"
+    folder = SOURCE_TREE / "build" / (architecture.debian if foreign else "")
+    build = f"cmake -S {SOURCE_TREE} -B {folder} -DVHPC_SPANK=OFF -DBUILD_TESTING=OFF"
+    if foreign:
+        build += f" --toolchain {SOURCE_TREE}/cmake/{architecture.name}.cmake"
+    return f"run: {build} && cmake --build {folder}; or name the program with {option}"
 
 
 def version(path: Path) -> str:

@@ -15,10 +15,11 @@ import re
 import tomllib
 import typing
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vhpc_slurm.architecture import X86_64, Architecture, named, own
 from vmimages.errors import BuildError
 from vmimages.mirrors import Mirrors, sources
 
@@ -45,6 +46,8 @@ RESERVED_PARAMETERS = frozenset(
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 MAX_CPUS = 4096
+# Of kernel.package: becomes Debian's name of the architecture.
+DEBIAN_ARCH = "{arch}"
 # Increase it if bases from the cache of an older builder must not be used.
 BASE_FORMAT = 5
 T = TypeVar("T")
@@ -55,6 +58,8 @@ class ImageTable:
     """``[image]``: fields of the manifest."""
 
     name: str
+    # after ``load`` never empty
+    arch: str = ""
     tag: str = "latest"
     description: str = ""
     min_memory_mib: int
@@ -112,10 +117,17 @@ class Recipe:
     kernel: KernelTable
     root: RootTable
 
+    @property
+    def architecture(self) -> Architecture:
+        """Of the image."""
+        return named(self.image.arch)
+
     def base_key(self) -> str:
         """Digest of all inputs of a base (root, kernel, modules): equal keys, equal base."""
         parts = dataclasses.asdict(self)
         parts["image"] = self.image.drivers  # the build checks that the base has them
+        if self.architecture is not X86_64:
+            parts["arch"] = self.image.arch
         del parts["kernel"]["cmdline"]
         text = json.dumps([BASE_FORMAT, parts, steps(FINISH_SCRIPT)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -129,8 +141,12 @@ def steps(script: Path) -> str:
     return script.read_text(encoding="utf-8").replace("# SPDX-License-Identifier: Apache-2.0\n", "", 1)
 
 
-def load(path: Path) -> Recipe:
+def load(path: Path, arch: str = "") -> Recipe:
     """Read and check a recipe.
+
+    Args:
+        path: its file.
+        arch: architecture of the image; empty: the recipe's, else this host's.
 
     Raises:
         BuildError: unreadable, not TOML, or not a recipe; names the key.
@@ -140,11 +156,23 @@ def load(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
         raise BuildError(f"cannot read recipe {path}", str(err)) from err
     try:
-        recipe = _convert(raw, Recipe, "")
+        recipe = _for(arch, _convert(raw, Recipe, ""))
         _check(recipe)
     except ValueError as err:
         raise BuildError(f"{path} is not a valid recipe", str(err), "see docs/image-format.md") from err
     return recipe
+
+
+def _for(arch: str, recipe: Recipe) -> Recipe:
+    """The recipe for one architecture; ValueError if guests cannot have it."""
+    wanted = arch or recipe.image.arch
+    found = named(wanted) if wanted else own()
+    package = recipe.kernel.package.replace(DEBIAN_ARCH, found.debian)
+    return replace(
+        recipe,
+        image=replace(recipe.image, arch=found.name),
+        kernel=replace(recipe.kernel, package=package),
+    )
 
 
 def _convert(raw: Any, kind: type[T], where: str) -> T:

@@ -22,13 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.architecture import X86_64
+from vhpc_slurm.architecture import AARCH64
+from vhpc_slurm.bootfiles import armkernel
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files, load_lists
 from vhpc_slurm.bootfiles.verity import append_tree
 from vmimages import kernel
 from vmimages.errors import BuildError
-from vmimages.host import SEARCH, BuildStep, environment, need, run
+from vmimages.foreign import is_foreign
+from vmimages.host import SEARCH, BuildStep, environment, need, run, say
 from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -111,7 +113,10 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
 def _build(recipe: Recipe, work: Path) -> None:
     tree, out = work / "tree", work / "base"
     (out / "modules").mkdir(parents=True)
-    with BuildStep(f"installing Debian {recipe.debian.suite} from {recipe.debian.mirror}"):
+    if is_foreign(recipe.architecture):
+        say(f"this host emulates {recipe.architecture.name}: the build takes about ten times as long")
+    system = f"Debian {recipe.debian.suite} for {recipe.architecture.name}"
+    with BuildStep(f"installing {system} from {recipe.debian.mirror}"):
         _install(recipe, tree, work / "log")
     with BuildStep(f"writing {recipe.root.format}"):
         _write_root(recipe, tree, out / "root.erofs", work / "log")
@@ -127,13 +132,19 @@ def _build(recipe: Recipe, work: Path) -> None:
         for name, data in initrd_files(load_lists(modules, recipe.kernel.modules)).items():
             (out / "modules" / name).write_bytes(data)
         versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
+        (out / "kernel").write_bytes(_kernel(recipe, (own / "vmlinuz").read_bytes()))
     except BootFileError as err:
         raise BuildError(err.what, err.why) from err
-    image = (own / "vmlinuz").read_bytes()
-    (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
     about = {"kernel_release": release, "driver_versions": versions, "verity": verity}
     (out / "base.json").write_text(json.dumps(about))
+
+
+def _kernel(recipe: Recipe, packed: bytes) -> bytes:
+    """The kernel in the format of the manifest; BootFileError if it is for another architecture."""
+    if recipe.architecture is AARCH64:
+        return armkernel.image(packed)
+    return kernel.vmlinux(packed) if recipe.kernel.format == "vmlinux" else packed
 
 
 def _check_names(recipe: Recipe, modules: ModuleTree, release: str) -> None:
@@ -156,7 +167,7 @@ def _install(recipe: Recipe, tree: Path, log: Path) -> None:
         f"--mode={_mode()}",
         "--format=directory",
         "--variant=minbase",
-        f"--architectures={X86_64.debian}",
+        f"--architectures={recipe.architecture.debian}",
         f"--keyring={KEYRING}",
         "--include=" + ",".join(sorted({"kmod", *debian.packages})),
         '--aptopt=Acquire::Languages "none"',

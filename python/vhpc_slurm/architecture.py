@@ -127,7 +127,7 @@ def named(name: str) -> Architecture:
 
 
 def of_machine(machine: str) -> Architecture:
-    """The architecture of a host, by ``uname -m``; an unknown machine counts as x86_64.
+    """The architecture of a host or an image, by ``uname -m``; an unknown machine counts as x86_64.
 
     So ``vhpc inventory``, ``vhpc plan`` and ``vhpc doctor`` describe every host. An unknown machine gets no
     guest: vhpcd and ``DomainSpec`` refuse its architecture by name, ``vhpc doctor`` reports it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from vhpc_slurm.catalog.folder import FolderCatalog
@@ -49,10 +50,12 @@ def catalog_for(images: Images, owner: Owner | None) -> Catalog:
     return OwnCatalog(own_catalog(images, owner.name).path, owner) if owner else site_catalog(images)
 
 
-def resolve_for(images: Images, ref: ImageRef, owner: Owner, arch: str = "") -> ImageIdentity:
+def resolve_for(
+    images: Images, ref: ImageRef, owner: Owner, arch: str = "", emulated: Collection[str] = ()
+) -> ImageIdentity:
     """The image that a user's ``--vhpc-image`` means now: of the site, or of the user's own catalogue.
 
-    ``arch`` is that of the nodes, as for ``Catalog.resolve``.
+    ``arch`` is that of the nodes, ``emulated`` as for ``Catalog.resolve``.
 
     Raises:
         SeveralArchitecturesError: as ``Catalog.resolve``.
@@ -60,7 +63,7 @@ def resolve_for(images: Images, ref: ImageRef, owner: Owner, arch: str = "") -> 
         FabricError: the catalogue of the site cannot be read.
     """
     try:
-        return catalog_for(images, owner if ref.own else None).resolve(ref, arch)
+        return catalog_for(images, owner if ref.own else None).resolve(ref, arch, emulated)
     except UnknownImageError as err:
         raise err.among(other_names(images, owner, own=not ref.own)) from None
 

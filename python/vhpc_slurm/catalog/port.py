@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,28 +87,32 @@ class Catalog(ABC):
     def blob_path(self, blob: Blob) -> Path:
         """Path of a blob, for a process with the rights of its user; its bytes are not checked."""
 
-    def resolve(self, ref: ImageRef, arch: str = "") -> ImageIdentity:
+    def resolve(self, ref: ImageRef, arch: str = "", emulated: Collection[str] = ()) -> ImageIdentity:
         """The image that a name refers to now, or the one of its digest.
 
-        ``arch`` is the wanted architecture; empty: the name must have an image of one architecture only.
+        Args:
+            ref: name or digest.
+            arch: wanted architecture; empty: the name must have an image of one architecture only.
+            emulated: architectures that do too, if the name has no image of ``arch``.
 
         Raises:
             SeveralArchitecturesError: it has several.
             UserError: no such image (suggests similar names), it is for another architecture, or its
                 manifest is broken.
         """
-        digest = ref.digest or self._digest_for(ref, arch)
+        digest = ref.digest or self._digest_for(ref, arch, emulated)
         found = self._resolved(ref, digest)
-        if arch and found.manifest.arch != arch:
+        if arch and found.manifest.arch not in (arch, *emulated):
             raise _elsewhere(ref, found.manifest.arch, arch)
         return found
 
-    def _digest_for(self, ref: ImageRef, arch: str) -> str:
+    def _digest_for(self, ref: ImageRef, arch: str, emulated: Collection[str]) -> str:
         found = self.pointers_of(ref)
         if not found:
             raise UserError(f"image {ref} is broken", "its name file has no digest", self.repair)
-        if arch and arch in found:
-            return found[arch]
+        for one in (arch, *emulated) if arch else ():
+            if one in found:
+                return found[one]
         if len(found) == 1:
             return next(iter(found.values()))
         known = sorted(found)

@@ -60,6 +60,13 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = "auto"
     emulator: Annotated[str, documented("QEMU binary; empty means libvirt's choice")] = ""
+    emulated: Annotated[
+        tuple[Literal["x86_64", "aarch64"], ...],
+        documented(
+            "architectures of images that nodes of another one start too, in software; for tests only, with "
+            'accelerator = "tcg"'
+        ),
+    ] = ()
     uid_base: Annotated[
         int, documented("first uid of the range that QEMU processes run under, one per guest", ge=1000)
     ] = 700000
@@ -328,6 +335,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
         if self.guests.check and not self.guests.check[0].startswith("/"):
             raise ValueError("guests.check needs the absolute path of a program in guests")
+        if self.guests.emulated and self.guests.accelerator != "tcg":
+            raise ValueError('guests.emulated is for tests and needs guests.accelerator = "tcg"')
         check_rules(self)
 
 

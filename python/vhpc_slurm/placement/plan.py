@@ -73,7 +73,7 @@ def _merged(reasons: Sequence[VhpcError]) -> tuple[str, str, str]:
 def fit(what: PlanInput, config: Config) -> NodePlan | Refusal:
     """The placement of one node, or all reasons why there is none; raises nothing."""
     allocation, request, host = what.allocation, what.request, what.host
-    reasons = _image_errors(what.image.manifest, host)
+    reasons = _image_errors(what.image.manifest, host, config)
     chosen = choose_cpus(what, reasons, whole_cores=config.placement.cores == "strict")
     notes: list[str] = []
     cpus: list[_GuestCpus] = []
@@ -188,7 +188,7 @@ def _guest(
     host = what.host
     cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
     layout = pci.lay_out(given.all, lambda cell: _guest_cell(cell, memory, host), reasons)
-    arch = of_machine(host.arch)
+    arch = of_machine(what.image.manifest.arch)
     hole = pci.hole_bytes(given.all, arch)
     if given.all:
         reasons += pci.check_bits(memory.memory_mib, hole, host, arch)
@@ -249,10 +249,10 @@ def _cpu_errors(
     return [UserError(f"{what} {least}", "", hint)]
 
 
-def _image_errors(manifest: ImageManifest, host: HostInventory) -> list[VhpcError]:
+def _image_errors(manifest: ImageManifest, host: HostInventory, config: Config) -> list[VhpcError]:
     errors: list[VhpcError] = []
     image = f"image {manifest.name}:{manifest.tag}"
-    if manifest.arch != host.arch:
+    if manifest.arch not in (host.arch, *config.guests.emulated):
         errors.append(UserError(f"{image} is for {manifest.arch}, {host.node} is {host.arch}"))
     if manifest.root_format not in ROOT_FORMATS:
         errors.append(

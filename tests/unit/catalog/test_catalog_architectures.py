@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from vhpc_slurm import pointers
 from vhpc_slurm.catalog import FolderCatalog, SeveralArchitecturesError, edit
 from vhpc_slurm.catalog.publish import prepare
 from vhpc_slurm.catalog.publish import publish as publish_image
-from vhpc_slurm.config import Config
+from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api.architectures import Architectures
 from vhpc_slurm.controller.leases.jobimage import look_up
@@ -133,6 +134,19 @@ def test_a_job_gets_the_image_of_its_nodes(tmp_path: Path) -> None:
         assert found.digest == digest
     with pytest.raises(FabricError, match="Slurm does not tell the architecture"):
         look_up(config, JOB)
+
+
+def test_emulated_architectures_come_after_that_of_the_nodes(tmp_path: Path) -> None:
+    old, arm = both(tmp_path)
+    images = Images(catalog=str(tmp_path))
+    config = Config(images=images, guests=Guests(accelerator="tcg", emulated=("aarch64",)))
+    refs = (ImageRef("base"), old), (ImageRef("base", digest=arm), arm), (ImageRef("arm"), arm)
+    for ref, digest in refs:
+        found = look_up(config, replace(JOB, image=ref), {"n1": "x86_64"})
+        assert isinstance(found, ImageIdentity)
+        assert found.digest == digest
+        usual = look_up(Config(images=images), replace(JOB, image=ref), {"n1": "x86_64"})
+        assert isinstance(usual, UserError) == (digest == arm)
 
 
 def test_a_job_on_several_architectures_is_refused_in_one_line(tmp_path: Path) -> None:

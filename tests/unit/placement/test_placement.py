@@ -203,6 +203,8 @@ def test_more_memory_than_the_node_has_is_the_nodes_fault() -> None:
 def test_an_image_of_another_architecture_is_the_users_mistake() -> None:
     with pytest.raises(UserError, match="is for aarch64, n1 is x86_64"):
         plan(host(), (0, 1), manifest=replace(MANIFEST, arch="aarch64"))
+    tests_only = Config(guests=Guests(accelerator="tcg", emulated=("aarch64",)))
+    assert plan(host(), (0, 1), manifest=replace(MANIFEST, arch="aarch64"), config=tests_only).guests
 
 
 def test_an_image_with_an_unbootable_root_is_a_user_error() -> None:

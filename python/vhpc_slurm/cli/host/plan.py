@@ -193,7 +193,8 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     memory = host.memory_mib if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
     user = wish.user or context.user_name(uid)
-    image = resolve_for(config.images, ImageRef.parse(wish.image), Owner(user, uid), host.arch)
+    ref, emulated = ImageRef.parse(wish.image), config.guests.emulated
+    image = resolve_for(config.images, ref, Owner(user, uid), host.arch, emulated)
     request = JobRequest(
         job_id=NO_JOB,
         restart=0,

@@ -25,6 +25,15 @@ CHECKOUT = Path(vhpc_slurm.__file__).parents[2]
 """The source tree, if this package is in one."""
 
 
+Arch = Annotated[
+    str,
+    typer.Option(
+        "--arch",
+        metavar="ARCH",
+        help="x86_64 or aarch64; default: the recipe's, else this host's.",
+        show_default=False,
+    ),
+]
 AnotherAgent = Annotated[
     Path | None, typer.Option("--agent", metavar="FILE", help="Another vhpc-agent.", show_default=False)
 ]
@@ -65,6 +74,7 @@ def build(
         Path | None,
         typer.Option("--cache", metavar="DIR", help="Cache of finished bases.", show_default=False),
     ] = None,
+    arch: Arch = "",
     agent: AnotherAgent = None,
     init: AnotherInit = None,
     label: Labels = None,
@@ -79,6 +89,7 @@ def build(
         "mirror": mirror,
         "security-mirror": security_mirror,
         "cache": cache,
+        "arch": arch,
         "agent": agent,
         "init": init,
     }

@@ -168,7 +168,7 @@ def _image(config: Config, name: str, verb: str, arch: str = "") -> ImageIdentit
             f"vhpc image {verb} copies images of the site only",
             f"{ref.label} is an image of a user, copied with the user's rights when a job starts",
         )
-    return site_catalog(config.images).resolve(ref, arch)
+    return site_catalog(config.images).resolve(ref, arch, config.guests.emulated)
 
 
 def _label(image: ImageIdentity) -> str:

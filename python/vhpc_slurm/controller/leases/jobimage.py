@@ -26,7 +26,8 @@ def look_up(
     try:
         ref = ImageRef.parse(str(request.image))
         arch = _common(architectures)
-        image = resolve_for(config.images, ref, Owner(request.user, request.uid), arch)
+        owner = Owner(request.user, request.uid)
+        image = resolve_for(config.images, ref, owner, arch, config.guests.emulated)
         policy.check(config, request, image)
         return image
     except SeveralArchitecturesError as err:

@@ -44,8 +44,8 @@ def domain_spec(
         manifest=image.manifest,
         gid=accounts.group_id(config.guests.qemu_group),
         libvirt_version=libvirt_version,
-        emulator=config.guests.emulator,
-        firmware=_firmware(of_machine(host.arch)) if running.plan.devices else "",
+        emulator=config.guests.emulator if arch.name == host.arch else "",
+        firmware=_firmware(arch) if running.plan.devices else "",
         partition=plan.partition,
         saveable=is_saveable(config, plan.guests),
     )

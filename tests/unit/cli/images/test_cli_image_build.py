@@ -17,6 +17,7 @@ from vhpc_slurm.cli.main import main
 
 ROOT = Path(__file__).parents[4]
 RECIPE = ROOT / "vmimages/recipes/debian-minimal.toml"
+PROGRAMS = ("--cache", "c", "--agent", "g", "--init", "i")
 
 
 @pytest.fixture
@@ -72,9 +73,9 @@ def test_without_a_name_the_owner_decides(
 def test_options_of_the_builder_are_passed(started: list[str], tmp_path: Path) -> None:
     words = ["--refresh", "--mirror", "http://a", "--security-mirror", "http://b", "--json"]
     words += ["--label", "team/owner=a b", "--label", "x="]
-    build("debian-minimal", "--catalog", str(tmp_path), *words, "--cache", "c", "--agent", "g", "--init", "i")
+    build("debian-minimal", "--catalog", str(tmp_path), *words, "--arch=aarch64", *PROGRAMS)
     mirrors = ["--mirror=http://a", "--security-mirror=http://b"]
-    others = ["--cache=c", "--agent=g", "--init=i", "--label=team/owner=a b", "--label=x="]
+    others = ["--cache=c", "--arch=aarch64", "--agent=g", "--init=i", "--label=team/owner=a b", "--label=x="]
     others += ["--refresh", "--json"]
     assert started[3:] == [f"--output={tmp_path}", *mirrors, *others]
 

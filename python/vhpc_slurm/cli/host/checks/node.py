@@ -94,6 +94,8 @@ def topology(config: Config, node: str) -> Iterator[CheckResult]:
     sockets = len({cpu.socket for cpu in host.cpus if cpu.online})
     yield ok("node.topology", f"{len(host.abstract)} CPUs, {sockets} sockets, {len(host.cells)} NUMA cells")
     yield kvm(host)
+    if config.guests.emulated:
+        yield emulated(config, host)
     yield hugepages(host)
 
 
@@ -105,6 +107,16 @@ def kvm(host: HostInventory) -> CheckResult:
         "node.kvm",
         f"NO KVM: guests run in software emulation (TCG), 10 to 100 times slower: {host.kvm_reason}",
         f"{inventory.KVM_HINT}; TCG suffices for tests only",
+    )
+
+
+def emulated(config: Config, host: HostInventory) -> CheckResult:
+    """That the site starts images of other architectures: never in production."""
+    names = " and ".join(config.guests.emulated)
+    return warn(
+        "node.emulated",
+        f"{host.node} starts images for {names} in software emulation, whatever its processor",
+        "remove guests.emulated from vhpc.toml: it is for tests",
     )
 
 
