@@ -126,6 +126,11 @@ def named(name: str) -> Architecture:
     return found
 
 
+def own() -> Architecture:
+    """That of this machine; ValueError as ``named``."""
+    return named(platform.machine())
+
+
 def of_machine(machine: str) -> Architecture:
     """The architecture of a host or an image, by ``uname -m``; an unknown machine counts as x86_64.
 

@@ -36,6 +36,7 @@ def domain_spec(
         UserError: a value that comes from the image is not acceptable.
         NodeError: any other value is not, or the group of QEMU does not exist.
     """
+    arch = of_machine(image.manifest.arch)
     return DomainSpec(
         name=domain_name(plan.generation, running.plan.index),
         generation=plan.generation,
