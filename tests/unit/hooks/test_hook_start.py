@@ -246,7 +246,7 @@ def test_templates_are_in_memory_before_a_guest_is_planned(tmp_path: Path) -> No
     templates = tmp_path / "lib/vhpc_slurm/domain/templates"
     script = (
         f"import shutil\nfrom vhpc_slurm.domain import render\nshutil.rmtree({str(templates)!r})\n"
-        "names = [one.name for one in (*render.DOMAIN, *render.DEVICES, *render.SECURITY)]\n"
+        "names = [one.name for one in (*render.DOMAIN, *render.DEVICES, *render.LAST)]\n"
         "for name in (*names, 'domain'): render._ENVIRONMENT.get_template(f'{name}.xml.j2')\n"
         "print(len(names))"
     )
