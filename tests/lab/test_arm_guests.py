@@ -37,7 +37,7 @@ def image(lab: Lab) -> Iterator[None]:
     if platform.machine() != "x86_64":
         pytest.skip("the nodes of this lab need no emulation for arm64: run it on x86-64")
     if shutil.which(COMPILER) is None:
-        pytest.skip("apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
+        pytest.skip("needs a compiler for arm64: apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
     libvirt = lab.run("n1", "virsh", "--version").out.strip()
     if tuple(map(int, libvirt.split("."))) < LIBVIRT:
         pytest.skip(f"libvirt {libvirt} starts no guests of aarch64: run it on a lab of Debian 13")
