@@ -2,6 +2,7 @@
 /* The mount operation: mounts a folder of the host, by its virtiofs tag. */
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,33 @@
 #include "mountpoint.h"
 
 #define READ_AHEAD_KIB "1024"
+
+/*
+ * The disk with the snapshot of a share: its serial number is the tag. 0: there is none, so that
+ * the share is a virtiofs. device gets its path.
+ */
+static bool disk_of(const char *tag, char *device, size_t size)
+{
+    glob_t found = {0};
+    bool is_there = false;
+    if (glob("/sys/block/vd*/serial", GLOB_NOSORT, NULL, &found) != 0)
+        return false;
+    for (size_t i = 0; i < found.gl_pathc && !is_there; i++) {
+        char serial[64] = "";
+        const char *name = found.gl_pathv[i] + strlen("/sys/block/");
+        FILE *f = fopen(found.gl_pathv[i], "re");
+        if (f == NULL)
+            continue;
+        if (fgets(serial, sizeof serial, f) != NULL)
+            serial[strcspn(serial, "\n")] = '\0';
+        (void)fclose(f);
+        is_there = strcmp(serial, tag) == 0;
+        if (is_there)
+            (void)snprintf(device, size, "/dev/%.*s", (int)strcspn(name, "/"), name);
+    }
+    globfree(&found);
+    return is_there;
+}
 
 static bool is_tag(const char *tag)
 {
@@ -58,15 +86,20 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
                        path);
         return -EINVAL;
     }
-    if (!a->system || mountpoint_has(path, "virtiofs", tag))
+    if (!a->system)
+        return 0;
+    char device[64];
+    bool is_disk = disk_of(tag, device, sizeof device);
+    const char *source = is_disk ? device : tag, *type = is_disk ? "erofs" : "virtiofs";
+    unsigned long flags = MS_NOSUID | MS_NODEV | (read_only || is_disk ? MS_RDONLY : 0);
+    if (mountpoint_has(path, type, source))
         return 0;
     int rc = mountpoint_make(path, real);
-    if (rc == 0 &&
-        mount(tag, real, "virtiofs", MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0), NULL) < 0)
+    if (rc == 0 && mount(source, real, type, flags, NULL) < 0)
         rc = -errno;
     if (rc < 0)
         (void)snprintf(text, size, "cannot mount share %s on %.200s: %s", tag, path, strerror(-rc));
-    else
+    else if (!is_disk)
         set_read_ahead(real);
     return rc;
 }

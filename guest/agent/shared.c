@@ -2,17 +2,23 @@
 #include "shared.h"
 
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-enum { FUSE_MAGIC = 0x65735546 }; /* of virtiofs; FUSE_SUPER_MAGIC of newer headers */
+/* of virtiofs, and of the snapshot of a share; the image's own EROFS is below an overlay */
+#define FUSE_MAGIC 0x65735546U
+#define EROFS_MAGIC 0xE0F5E1E2U
 
 bool path_is_shared(const char *path)
 {
     struct statfs fs;
-    return statfs(path, &fs) == 0 && fs.f_type == FUSE_MAGIC;
+    if (statfs(path, &fs) < 0)
+        return false;
+    uint32_t type = (uint32_t)fs.f_type; /* on some architectures it is a signed word */
+    return type == FUSE_MAGIC || type == EROFS_MAGIC;
 }
 
 /* The folder of a path, in the same buffer. */

@@ -13,6 +13,7 @@ from vhpc_slurm.record import Record
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 UNKNOWN_CELL = -1
+NO_CLUSTER = -1
 
 
 class HostCache(Record, frozen=True):

@@ -40,6 +40,7 @@ for cell in /sys/devices/system/node/node[0-9]*; do
 done
 env | grep -E '^(SLURM_JOB_GPUS|VHPC_HOST_SLURM_JOB_GPUS)=' | sed 's/^/env /'
 echo up
+touch /scratch/job-$SLURM_JOB_ID || exit 1
 until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.5; done
 echo down
 """

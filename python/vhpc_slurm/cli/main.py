@@ -59,6 +59,7 @@ VERBS = (
     Verb("devices", "host.devices:GROUP", "GPUs and virtual functions of this node for guests."),
     Verb("bench", "bench:GROUP", "Acceptance test: the speed of guests as a part of native speed."),
     Verb("policy", "site:POLICY", "Rules of the site: what jobs may ask for, and what they get."),
+    Verb("share", "site:SHARE", "Snapshots of shared folders, which guests mount from a disk."),
     Verb("database", "site:DATABASE", "vhpcd's database, while vhpcd does not run."),
 )
 

@@ -36,6 +36,15 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "--cache=always)"
         ),
     ] = ()
+    snapshots: Annotated[
+        tuple[str, ...],
+        documented(
+            "folders of `read_only` that guests mount as a file system on a disk, with what `vhpc share "
+            "snapshot` has found there last, instead of through virtiofsd: programs and Python packages "
+            "start as fast as from the image. A folder without a snapshot, or an image whose root is not "
+            "EROFS, gets virtiofsd"
+        ),
+    ] = ()
     cache_never: Annotated[
         tuple[str, ...],
         documented(
@@ -82,6 +91,8 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"cache_always has {unfit[0]}, which is not in read_only: "
                 "guests would not see what others write"
             )
+        if unfit := [path for path in self.snapshots if path not in self.read_only]:
+            raise ValueError(f"snapshots has {unfit[0]}, which is not in read_only")
         for path in self.cache_always:
             if self._is_uncached(PurePosixPath(path)):
                 raise ValueError(f"{path} is in cache_always, and in or below a folder of cache_never")

@@ -6,11 +6,15 @@ On Arm libvirt knows no names of features, no caches and no width of addresses.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestTopology
 from vhpc_slurm.record import Record
 
+CLUSTERS_SINCE = 10_001_000
+"""The version of libvirt whose domain XML first has clusters in its CPU topology."""
 AMD = ("AuthenticAMD", "HygonGenuine")
 
 
@@ -62,6 +66,14 @@ def _features(spec: DomainSpec) -> tuple[Feature, ...]:
     return (*stable, *siblings, *no_nesting)
 
 
+def _topology(spec: DomainSpec) -> GuestTopology:
+    """That of the plan; without clusters where libvirt cannot describe them."""
+    shape = spec.guest.topology
+    if spec.libvirt_version >= CLUSTERS_SINCE:
+        return shape
+    return replace(shape, clusters=1, cores=shape.clusters * shape.cores)
+
+
 def context(spec: DomainSpec) -> CpuContext:
     """CPU model, topology and NUMA cells."""
     guest = spec.guest
@@ -70,7 +82,7 @@ def context(spec: DomainSpec) -> CpuContext:
         is_pc=spec.architecture.is_pc,
         host=spec.kvm,
         saveable=spec.saveable,
-        topology=guest.topology,
+        topology=_topology(spec),
         features=_features(spec),
         cells=tuple(
             Cell(cell.cell, format_cpu_list(cell.vcpus), cell.memory_mib, cell.distances if several else ())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a guest: the root, and its own disk, if it has one.
+"""The disks of a guest: the root, its own disk, if it has one, and snapshots of shared folders.
 
 The root is one raw, read-only file for all guests of an image.  Cached in the
 host (writeback): the next job's guest boots from memory.
@@ -15,21 +15,28 @@ uid, and vhpc owns the disk until QEMU gets it.
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.cputune import IOTHREADS
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.record import Record
 
+LETTERS = ascii_lowercase
 QUEUES_MAX = 4  # enough to boot from; QEMU's default is a queue, and an interrupt vector, per vCPU
 
 
 class Disk(Record, frozen=True):
-    """One disk; ``shared``: with other guests, so never written."""
+    """One disk; ``shared``: with other guests, so never written.
+
+    ``slot`` 0: any. ``serial`` is the tag of a share, by which the guest finds its snapshot.
+    """
 
     file: str
     target: str
     slot: int
     shared: bool
+    serial: str = ""
 
 
 class DiskContext(Record, frozen=True):
@@ -41,9 +48,16 @@ class DiskContext(Record, frozen=True):
 
 
 def context(spec: DomainSpec) -> DiskContext:
-    """The virtio disks ``vda`` and ``vdb``; the kernel numbers them in the order of their slots."""
+    """The virtio disks; the kernel numbers them in the order of their slots.
+
+    ``vda`` is the root, ``vdb`` the guest's own disk, if it has one.
+    """
     paths = spec.guest.paths
     disks = [Disk(paths.root, "vda", slots.DISK, shared=True)]
     if paths.disk:
         disks.append(Disk(paths.disk, "vdb", slots.OWN_DISK, shared=False))
+    for index, share in enumerate(spec.running.shares):
+        if share.snapshot:
+            target = f"vd{LETTERS[len(disks)]}"
+            disks.append(Disk(share.snapshot, target, slots.share_slot(index), shared=True, serial=share.tag))
     return DiskContext(tuple(disks), min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS)

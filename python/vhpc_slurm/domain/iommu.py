@@ -43,9 +43,9 @@ class IommuContext(Record, frozen=True):
 
 
 def highest_id(topology: GuestTopology) -> int:
-    """The APIC ID of the last vCPU: threads, cores and dies have a field of whole bits each."""
+    """The APIC ID of the last vCPU: threads and cores have a field of whole bits each."""
     number = topology.sockets - 1
-    for count in (topology.dies, topology.cores, topology.threads):
+    for count in (topology.cores, topology.threads):
         number = (number << (count - 1).bit_length()) + count - 1
     return number
 

@@ -27,9 +27,10 @@ class SharesContext(Record, frozen=True):
 
 
 def context(spec: DomainSpec) -> SharesContext | None:
-    """One device for each share."""
-    tags, paths = [share.tag for share in spec.running.shares], spec.guest.paths
-    found = (
-        Filesystem(tag, paths.share_socket(tag), slots.share_slot(index)) for index, tag in enumerate(tags)
+    """One device for each share that has a daemon."""
+    found = tuple(
+        Filesystem(share.tag, spec.guest.paths.share_socket(share.tag), slots.share_slot(index))
+        for index, share in enumerate(spec.running.shares)
+        if not share.snapshot
     )
-    return SharesContext(tuple(found)) if tags else None
+    return SharesContext(found) if found else None

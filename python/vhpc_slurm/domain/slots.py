@@ -9,9 +9,9 @@ from __future__ import annotations
 
 SERIAL = 0x01
 DISK = 0x02
-RNG = 0x03
+OWN_DISK = 0x03  # before the disks of snapshots, which have the slots of shares: it is always /dev/vdb
 SITE = 0x1A
-OWN_DISK = 0x1B
+RNG = 0x1B
 NAT = 0x1C
 NIC = 0x1D
 PANIC = 0x1E  # only where it is a PCI device

@@ -100,6 +100,9 @@ class DomainSpec(Record, frozen=True):
         check_socket("agent socket", paths.agent_socket)
         for share in shares:
             _check("share tag", share.tag, SHARE_TAG)
+            if share.snapshot:
+                check_path(f"snapshot of share {share.tag}", share.snapshot)
+                continue
             check_socket(f"socket of share {share.tag}", paths.share_socket(share.tag))
         if self.running.has_locks:
             check_socket("socket of the lock daemon", paths.locks_socket)

@@ -55,6 +55,7 @@ class SavedGuest(Record, frozen=True):
         memory_mib: of the guest.
         state: of the file with its memory and its devices.
         disk: of the file with its own disk; None if it has none.
+        snapshots: folders whose snapshots it has mounted, and their files.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class SavedGuest(Record, frozen=True):
     memory_mib: int
     state: Seal
     disk: Seal | None = None
+    snapshots: tuple[tuple[str, str], ...] = ()
 
 
 class SavedNode(Record, frozen=True):

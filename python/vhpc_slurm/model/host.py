@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.hardware import HostCache, PciFunction
+from vhpc_slurm.hardware import NO_CLUSTER, HostCache, PciFunction
 from vhpc_slurm.record import Record
 
 
 class HostCpu(Record, frozen=True, order=True):
-    """One logical CPU: Linux numbers, and its place in the host's topology."""
+    """One logical CPU: Linux numbers, and its place in the host's topology.
+
+    ``cluster`` numbers the groups of cores that share a cache or a part of the bus
+    (cluster_cpus in Linux); -1: the core is in none.
+    """
 
     os_cpu: int
     core: int
     socket: int
     cell: int
     online: bool = True
+    cluster: int = NO_CLUSTER
 
 
 class HostCell(Record, frozen=True):

@@ -47,10 +47,13 @@ class MemoryBinding(StrEnum):
 
 
 class GuestTopology(Record, frozen=True):
-    """SMT topology the guest sees; the product is the number of vCPUs."""
+    """The CPU topology that the guest sees; the product is the number of vCPUs.
+
+    ``cores`` are those of a cluster; x86-64 hosts, and others without clusters, have one in each socket.
+    """
 
     sockets: int
-    dies: int
+    clusters: int
     cores: int
     threads: int
 
@@ -61,6 +64,7 @@ class Share(Record, frozen=True):
     ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``,
     ``cache`` is virtiofsd's policy: ``auto``, ``always`` or ``never``; ``locks`` says where a lock on its
     files holds: ``cluster`` (on all hosts), ``guest`` (in one guest), or ``refuse`` (nowhere).
+    ``snapshot`` is a file with an EROFS that a guest mounts instead; the boot finds it out, a plan has none.
     """
 
     tag: str
@@ -69,6 +73,7 @@ class Share(Record, frozen=True):
     why: str
     cache: str = "auto"
     locks: str = "cluster"
+    snapshot: str = ""
 
     @property
     def needs_lock_daemon(self) -> bool:

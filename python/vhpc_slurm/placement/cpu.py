@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
+from vhpc_slurm.architecture import of_machine
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.hardware import NO_CLUSTER
 from vhpc_slurm.model import GuestTopology, HostCpu, HostInventory, NodeAllocation, VcpuPin
 from vhpc_slurm.placement.input import PlanInput
 from vhpc_slurm.placement.usage import held_cpus
@@ -193,7 +196,7 @@ def _foreign_siblings(chosen: Iterable[HostCpu], host: HostInventory) -> list[in
 
 
 def _guest_topology(chosen: Sequence[HostCpu], host: HostInventory) -> tuple[GuestTopology, list[str]]:
-    """The host's sockets, cores and threads if the allocation is regular, otherwise flat cores.
+    """The host's sockets, clusters, cores and threads if the allocation is regular, otherwise flat cores.
 
     With wrong siblings, a guest's scheduler places threads badly. Therefore an
     irregular allocation is shown as single-threaded cores.
@@ -208,10 +211,24 @@ def _guest_topology(chosen: Sequence[HostCpu], host: HostInventory) -> tuple[Gue
     threads = sum(cpu.core == chosen[0].core for cpu in chosen)
     per_socket = Counter(cpu.socket for cpu in chosen)
     if len(set(per_socket.values())) == 1:
-        cores = per_socket[chosen[0].socket] // threads
-        return GuestTopology(len(per_socket), 1, cores, threads), []
+        clusters = _clusters(chosen, host) // len(per_socket) or 1
+        cores = per_socket[chosen[0].socket] // threads // clusters
+        return GuestTopology(len(per_socket), clusters, cores, threads), []
     note = f"unequal numbers of cores on {len(per_socket)} sockets: the guest sees one socket"
     return GuestTopology(1, 1, len(chosen) // threads, threads), [note]
+
+
+def _clusters(chosen: Sequence[HostCpu], host: HostInventory) -> int:
+    """How many clusters of cores the CPUs are in; 0 if QEMU cannot show them to the guest.
+
+    QEMU's machines for x86-64 have none, and all clusters of a guest have the same number of cores.
+    """
+    if of_machine(host.arch).is_pc:
+        return 0
+    runs = [(cluster, len(list(cpus))) for cluster, cpus in groupby(chosen, key=lambda cpu: cpu.cluster)]
+    numbers, sizes = [cluster for cluster, _ in runs], {size for _, size in runs}
+    regular = NO_CLUSTER not in numbers and len(set(numbers)) == len(numbers) and len(sizes) == 1
+    return len(runs) if regular else 0
 
 
 def numbering_notes(host: HostInventory) -> list[str]:

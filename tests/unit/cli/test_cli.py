@@ -202,7 +202,7 @@ def test_a_plan_maps_slurms_cpu_ids_to_the_machines(vhpc: Vhpc) -> None:
         (2, 4, 1),
         (3, 5, 5),
     ]
-    assert guest["topology"] == {"sockets": 2, "dies": 1, "cores": 1, "threads": 2}
+    assert guest["topology"] == {"sockets": 2, "clusters": 1, "cores": 1, "threads": 2}
     # 1001 - 256 = 745, and guests have whole 2 MiB pages
     assert (plan["job_memory_mib"], plan["reserve_mib"], guest["memory_mib"]) == (1001, 256, 744)
     assert (plan["accelerator"], plan["accelerator_reason"]) == ("tcg", "guests.accelerator = tcg")
@@ -224,7 +224,7 @@ def test_a_plan_for_people_shows_arithmetic_and_sharing(vhpc: Vhpc, public_dir: 
         "1001 MiB of the job - 100 MiB outside (--vhpc-mem-reserve) - 1 MiB of rounding"
         " = 900 MiB for the guest; the image needs 300 MiB"
     ) in out
-    assert "1 sockets x 1 dies x 1 cores x 2 threads" in out
+    assert "1 sockets x 1 clusters x 1 cores x 2 threads" in out
     assert f"{share}  read-write  site" in out
     assert "note: site '/proc' is a place of the guest's own system: not shared" in out
 

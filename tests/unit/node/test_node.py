@@ -282,6 +282,7 @@ def test_a_share_daemon_gets_its_policy_and_the_sites_threads() -> None:
     [
         ('site = ["/s"]\ncache_always = ["/s"]', "cache_always has /s, which is not in read_only"),
         ('read_only = ["/s/t"]\ncache_always = ["/s/t"]\ncache_never = ["/s"]', "/s/t is in cache_always"),
+        ('site = ["/s"]\nsnapshots = ["/s"]', "snapshots has /s, which is not in read_only"),
         ("threads = 65", "threads"),
     ],
 )

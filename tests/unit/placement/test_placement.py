@@ -310,7 +310,7 @@ def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], res
     assert len(set(pinned(result))) == len(guest.pins)
     # The guest's siblings are the host's: vCPUs of one guest core share a host core, and no other does.
     shape = guest.topology
-    assert shape.sockets * shape.dies * shape.cores * shape.threads == len(guest.pins)
+    assert shape.sockets * shape.clusters * shape.cores * shape.threads == len(guest.pins)
     groups = [
         {core_of[pin.os_cpu] for pin in guest.pins[at : at + shape.threads]}
         for at in range(0, len(guest.pins), shape.threads)

@@ -200,7 +200,7 @@ def check(plan: NodePlan, job: Job, machine: HostInventory, config: Config) -> N
         assert [pin.vcpu for pin in guest.pins] == list(range(len(pinned)))
         # siblings of the guest are siblings of the host, and no core is in two guests
         shape = guest.topology
-        assert shape.sockets * shape.dies * shape.cores * shape.threads == len(pinned)
+        assert shape.sockets * shape.clusters * shape.cores * shape.threads == len(pinned)
         groups = [
             {core_of[cpu] for cpu in pinned[at : at + shape.threads]}
             for at in range(0, len(pinned), shape.threads)

@@ -147,7 +147,7 @@ GPU_PARTS = replace(
 
 def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
     """A guest with all threads of a host, a NUMA cell for each socket."""
-    count = topology.sockets * topology.cores * topology.threads
+    count = topology.sockets * topology.clusters * topology.cores * topology.threads
     share = count // topology.sockets
     cells = tuple(
         GuestCell(
@@ -175,6 +175,7 @@ UEFI = "/usr/share/AAVMF/AAVMF_CODE.no-secboot.fd"
 NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64")
 NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
 SHARES = tuple(Share(tag, f"/{tag}", read_only=False, why="site") for tag in ("home", "work", "scratch"))
+SNAPSHOT = Share("site0", "/sw", read_only=True, why="site", snapshot="/shared/catalog/snapshots/sw-1.erofs")
 CASES = {
     "kvm-intel": spec(FLAT),
     "kvm-saveable": replace(spec(FLAT), saveable=True),
@@ -187,6 +188,9 @@ CASES = {
     "shares": spec(FLAT, kvm=False, shares=SHARES),
     "network": spec(replace(FLAT, interface=NIC), mtu=1450),
     "nat": spec(replace(FLAT, interface=NIC, nat=NAT), mtu=1450),
+    "snapshots": spec(
+        FLAT, disk="/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk", shares=(SNAPSHOT, *SHARES)
+    ),
     "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1)), shares=SHARES),
     "disk": spec(FLAT, disk="/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk"),
     "no-shares": spec(FLAT, kvm=False, shares=()),
@@ -215,4 +219,7 @@ CASES = {
     "aarch64-devices": on_arm(replace(DEVICES, hugepage_kib=524288), firmware=UEFI),
     # both sockets of a Grace superchip; one more than APIC IDs of eight bits reach
     "aarch64-288-vcpus": on_arm(large(GuestTopology(2, 1, 144, 1))),
+    # both sockets of a Kunpeng 920, whose clusters have four cores; libvirt knows clusters from 10.1 on
+    "aarch64-clusters": on_arm(large(GuestTopology(2, 16, 4, 1)), libvirt_version=11_003_000),
+    "aarch64-clusters-libvirt-10.0": on_arm(large(GuestTopology(2, 16, 4, 1)), libvirt_version=10_000_000),
 }

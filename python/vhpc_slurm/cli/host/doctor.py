@@ -137,6 +137,7 @@ def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Itera
         libvirtsockets,
         peers,
         policy,
+        snapshots,
         underlay,
     )
     from vhpc_slurm.cli.host.checks import node as checks
@@ -148,6 +149,7 @@ def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Itera
     yield from checks.check(config, node, root=root)
     yield from registry.check(config, node, root=root)
     yield imagestore.check(config)
+    yield from snapshots.check(config)
     yield from underlay.check(config, node)
     yield from peers.check(config, node, root=root)
     if root:

@@ -78,7 +78,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan, mtu: int) -> None:
         f"{count} {name}"
         for count, name in (
             (topology.sockets, "sockets"),
-            (topology.dies, "dies"),
+            (topology.clusters, "clusters"),
             (topology.cores, "cores"),
             (topology.threads, "threads"),
         )

@@ -9,10 +9,11 @@ from pathlib import Path
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import Resume, SavedGuest
+from vhpc_slurm.model import Resume, SavedGuest, Share
 from vhpc_slurm.node.boot.state import Boot, Started
 from vhpc_slurm.node.checkpoint import facts, fifo, restore
 from vhpc_slurm.node.checkpoint.facts import GuestFacts, NodeFacts
+from vhpc_slurm.node.guest import snapshots
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import domain_name
@@ -31,6 +32,12 @@ def check(work: Boot, resume: Resume) -> None:
     _, qemu = work.hypervisor.version()
     saved = resume.nodes[_place(work)]
     restore.check(saved, work.plan.node, work.plan.guests, facts.cpu_of(work.host), qemu)
+
+
+def find_snapshots(work: Boot, resume: Resume) -> tuple[Share, ...]:
+    """The plan's folders with the snapshots of the saved guests; UserError if one is not there any more."""
+    files = dict(_saved(work, resume, 0).snapshots)
+    return snapshots.saved(work.layout.config, work.plan.shares, files)
 
 
 def copy_disks(work: Boot, resume: Resume) -> Generator[None, None, None]:
@@ -92,6 +99,7 @@ def keep_facts(work: Boot, started: Sequence[Started]) -> None:
                 disk=str(disks.path(layout, generation, guest.index)) if guest.disk_mib else "",
                 shim=shim,
                 daemons=one.helpers.share_daemons,
+                snapshots=snapshots.kept(one.guest.shares),
             )
         )
     facts.write(layout, NodeFacts(generation, plan.node, facts.cpu_of(work.host), tuple(guests)))

@@ -58,7 +58,7 @@ def boot(work: Boot) -> Generator[None, None, RunningNode]:
             start.make_disks(work)
             if resume is not None:
                 yield from resumption.copy_disks(work, resume)
-    common = Common(staged, cgroup, memory, mtu)
+    common = Common(staged, start.find_snapshots(work), cgroup, memory, mtu)
     with contextlib.ExitStack() as opened:
         started: list[Started] = []
         notes: list[str] = []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Generator
@@ -13,12 +14,12 @@ from pathlib import Path
 from vhpc_slurm.domain.render import prepare, render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestPlan, RunningGuest
+from vhpc_slurm.model import GuestPlan, RunningGuest, Share
 from vhpc_slurm.node.boot import peers, resumption
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot, Common, Started
-from vhpc_slurm.node.guest import console, refusal
+from vhpc_slurm.node.guest import console, refusal, snapshots
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
@@ -33,8 +34,10 @@ from vhpc_slurm.node.resource.uid import Uid
 from vhpc_slurm.node.store import disks, images, timeline
 from vhpc_slurm.node.store.images import StagedImage
 
+log = logging.getLogger("vhpc")
 SLOW_S = 5.0
 """If QEMU starts so slowly, a trial shows whether a limit of the user keeps a daemon from answering it."""
+SNAPSHOTS = "snapshots"
 SOURCES = "image sources"
 """In the timeline: bytes from the catalogue, of an interrupted copy (kept), and from other nodes."""
 
@@ -48,6 +51,26 @@ def stage_image(work: Boot) -> Generator[None, None, StagedImage]:
         said = ", ".join(f"{source} {size}" for source, size in staged.sources)
         work.recorder.note(SOURCES, began, detail=said)
     return staged
+
+
+def find_snapshots(work: Boot) -> tuple[Share, ...]:
+    """The plan's folders; those with a snapshot that these guests can use have it.
+
+    Raises:
+        UserError: the guests resume a checkpoint that needs a snapshot which does not exist any more.
+    """
+    began, resume = timeline.now(), work.lease.resume
+    problems: tuple[str, ...] = ()
+    if resume is not None:
+        found = resumption.find_snapshots(work, resume)
+    else:
+        found, problems = snapshots.current(work.layout.config, work.plan.shares, work.image)
+    for problem in problems:
+        log.warning("%s; guests get the folder through virtiofsd", problem)
+    said = [f"{share.path} is {Path(share.snapshot).name}" for share in found if share.snapshot]
+    if said or problems:
+        work.recorder.note(SNAPSHOTS, began, detail="; ".join((*said, *problems)))
+    return found
 
 
 def make_cgroup(work: Boot) -> Cgroup | None:
@@ -111,9 +134,10 @@ def start_guest(work: Boot, common: Common, guest: GuestPlan, opened: ExitStack)
 def _start_helpers(work: Boot, common: Common, guest: GuestPlan, uid: int, helpers: Helpers) -> RunningGuest:
     """Start all that the guest needs before its QEMU, and make its files."""
     layout = work.layout
-    helpers.start_daemons(work.plan.shares)
+    helpers.start_daemons([share for share in common.shares if not share.snapshot])
     prepare()  # while the daemons start
-    shares, site = helpers.served(), None
+    served, site = helpers.served(), None
+    shares = tuple(share for share in common.shares if share.snapshot or share in served)
     helpers.start_locks(shares)
     if guest.nat is not None:
         Nat().take(layout, work.journal, work.lease, guest, uid)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan, RunningGuest
+from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan, RunningGuest, Share
 from vhpc_slurm.node.boot.helpers import Helpers
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
@@ -35,12 +35,14 @@ class Common(Record, frozen=True):
 
     Attributes:
         staged: the image on this node.
+        shares: the plan's folders; some of them have a snapshot.
         cgroup: None if the site has control groups switched off.
         memory: of the guests and their helpers.
         mtu: of the guests' interfaces on the network of the job; 0 without one.
     """
 
     staged: StagedImage
+    shares: tuple[Share, ...]
     cgroup: Cgroup | None
     memory: GuestMemory
     mtu: int

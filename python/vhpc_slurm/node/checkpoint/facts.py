@@ -31,6 +31,7 @@ class GuestFacts(Record, frozen=True):
         disk: file of its own disk; empty if it has none.
         shim: its vhpc-shim.
         daemons: of its shared folders.
+        snapshots: folders whose snapshots it has, and their files.
     """
 
     index: int
@@ -42,6 +43,7 @@ class GuestFacts(Record, frozen=True):
     disk: str
     shim: ProcessRef
     daemons: tuple[ProcessRef, ...] = ()
+    snapshots: tuple[tuple[str, str], ...] = ()
 
 
 class NodeFacts(Record, frozen=True):

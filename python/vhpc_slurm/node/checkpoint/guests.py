@@ -185,7 +185,8 @@ class Guests:
         if guest.disk:
             key = SealKey(order.key, order.serial, names.disk, order.encrypt)
             disk = save.save_disk(place, key, Path(guest.disk))
-        return SavedGuest(guest.rank, guest.hostname, guest.vcpus, guest.memory_mib, state, disk)
+        size = (guest.vcpus, guest.memory_mib)
+        return SavedGuest(guest.rank, guest.hostname, *size, state, disk, guest.snapshots)
 
     def _keep_usage(self) -> None:
         """Keep what the programs have used: guests that END ends cannot be asked any more."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vhpc_slurm.hardware import UNKNOWN_CELL, HostCache
+from vhpc_slurm.hardware import NO_CLUSTER, UNKNOWN_CELL, HostCache
 from vhpc_slurm.model import HostCpu
 from vhpc_slurm.node.host import sysfs
 from vhpc_slurm.node.host.sysfs import bits, lowest, mask_of
@@ -138,7 +138,7 @@ class _Around(Record, frozen=True):
 def _ordered(
     around: dict[int, _Around], packages: list[int], cells: list[int], caches: list[int]
 ) -> list[HostCpu]:
-    """Online CPUs in abstract order; cores and sockets are numbered in that order, host-wide."""
+    """Online CPUs in abstract order; cores, clusters and sockets are numbered in that order, host-wide."""
     sets = _nested(
         [
             *packages,
@@ -158,11 +158,16 @@ def _ordered(
     package_of = {cpu: mask for mask in packages for cpu in bits(mask)}
     sockets: dict[int, int] = {}
     cores: dict[int, int] = {}
+    clusters: dict[int, int] = {}
     ordered = []
     for cpu in sorted(around, key=lambda cpu: (*place[cpu], cpu)):
         socket = sockets.setdefault(package_of.get(cpu, around[cpu].package), len(sockets))
         core = cores.setdefault(around[cpu].core, len(cores))
-        ordered.append(HostCpu(cpu, core, socket, UNKNOWN_CELL))
+        near = around[cpu].cluster
+        # the kernel gives a CPU without a cluster one of its own; of contradicting sets the first counts
+        several = near in sets and near & ~around[cpu].core
+        cluster = clusters.setdefault(near, len(clusters)) if several else NO_CLUSTER
+        ordered.append(HostCpu(cpu, core, socket, UNKNOWN_CELL, cluster=cluster))
     return ordered
 
 

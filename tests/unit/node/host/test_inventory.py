@@ -113,6 +113,8 @@ def test_an_arm_machine_has_clusters_but_no_smt(trees: Trees) -> None:
     host = read(trees("128arm-2pa2n8cluster4co"))
     assert len({cpu.core for cpu in host.cpus}) == len(host.cpus) == 128
     assert len({cpu.socket for cpu in host.cpus}) == 2
+    clusters = [cpu.cluster for cpu in sorted(host.cpus)]
+    assert clusters == [cluster for cluster in range(32) for _ in range(4)]  # as in the capture's name
     assert host.cpu_vendor == "0x48"  # HiSilicon, in Arm's list of implementers
     assert not host.invariant_tsc
 
