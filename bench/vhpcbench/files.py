@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """File operations in a job's guest, against a plain guest, and the host.
 
-All have the same home; the job's guest also has a copy of the files in a folder
-of shares.cache_always. The plain guest has the same kernel, machine type, CPUs
+All have the same home; the job's guest also has copies of the files in folders of
+shares.cache_always and shares.snapshots. The plain guest has the same kernel, machine type, CPUs
 and memory; QEMU and its virtiofsd (default options, started as the user) run on
 the CPUs of the job's guest. Per operation: milliseconds (write and read: per
 MiB; import: 551 modules) and requests to virtiofsd.
 
 Targets: at most 1.1 times the plain guest in each; half of the requests of
-open-read-close; an import of at most 3 times that from the guest's own root.
+open-read-close; an import of at most 3 times that from the guest's own root, and
+of at most 1.1 times from a snapshot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vhpcbench.targets import at_most
 
 WORK = Path(__file__).with_name("filework.py")
 ON_NODE = Path(__file__).with_name("files_plain.py")
-TOML, TREE = "/etc/vhpc/vhpc.toml", "/shared/bench-files"
+TOML, TREE, DISK = "/etc/vhpc/vhpc.toml", "/shared/bench-files", "/shared/bench-snapshot"
 HOME = f"/home/{USER}"
 FILES = f"{HOME}/bench-files"
 MARKER = "bench-files-result:"
@@ -36,7 +37,10 @@ OWN = "import from the own root"
 SLOWEST = at_most(1.1, "time of the slowest operation to the plain guest's")
 HALF = at_most(0.5, "requests of open-read-close to the plain guest's")
 IMPORT = at_most(3, "import to that from the own root")
-TARGETS = (SLOWEST, HALF, IMPORT)
+SNAPSHOT = at_most(1.1, "import from a snapshot to that from the own root")
+TARGETS = (SLOWEST, HALF, IMPORT, SNAPSHOT)
+CASES = {"guest": FILES, "cached": f"{TREE}/bench-files", "snapshot": f"{DISK}/bench-files"}
+"""Folders in the guest of a job."""
 # the init of the plain guest: the image's root is read-only below the agent's overlay
 SCRIPT = f"""#!/bin/sh
 PATH=/usr/bin:/usr/sbin:/bin:/sbin
@@ -62,7 +66,7 @@ def bench(args: argparse.Namespace) -> Report:
         plain = PlainFiles(lab, args.image, facts(lab, args.image), SCRIPT)
         try:
             for _ in range(args.rounds):
-                for name, found in zip(("guest", "cached"), _job(lab, args.image), strict=True):
+                for name, found in zip(CASES, _job(lab, args.image), strict=True):
                     results[name].append(found)
                 results["plain"].append(plain.files())
                 results["host"].append(_host(lab))
@@ -74,25 +78,30 @@ def bench(args: argparse.Namespace) -> Report:
 
 @contextmanager
 def _prepared(lab: Lab) -> Iterator[None]:
-    """The files in the home and in a folder that the node's guests may cache."""
+    """The files in the home, in a folder that guests may cache, and in one with a snapshot."""
     lab.home(WORK.name).write_bytes(WORK.read_bytes())
     lab.run("login", "python3", WORK.name, "prepare", FILES, user=USER)
-    lab.run("ctl", "python3", "-c", WORK.read_text(), "prepare", f"{TREE}/bench-files")
-    keys = f'site = ["{TREE}"]\\nread_only = ["{TREE}"]\\ncache_always = ["{TREE}"]'
-    lab.run(NODE, "cp", TOML, f"{TOML}.bench")
-    lab.run(NODE, "sed", "-i", f"s|^site = .*|{keys}|", TOML)
+    for folder in (TREE, DISK):
+        lab.run("ctl", "python3", "-c", WORK.read_text(), "prepare", f"{folder}/bench-files")
+    both = f'["{TREE}", "{DISK}"]'
+    keys = f'site = {both}\\nread_only = {both}\\ncache_always = ["{TREE}"]\\nsnapshots = ["{DISK}"]'
+    for host in (NODE, "ctl"):
+        lab.run(host, "cp", TOML, f"{TOML}.bench")
+        lab.run(host, "sed", "-i", f"s|^site = .*|{keys}|", TOML)
+    lab.run("ctl", "vhpc", "share", "snapshot", DISK)
     try:
         yield
     finally:
-        lab.run(NODE, "mv", f"{TOML}.bench", TOML)
-        lab.run("ctl", "rm", "-rf", TREE)
+        for host in (NODE, "ctl"):
+            lab.run(host, "mv", f"{TOML}.bench", TOML)
+        lab.run("ctl", "rm", "-rf", TREE, DISK, "/shared/vhpc/catalog/snapshots")
         lab.run("login", "rm", "-rf", FILES, WORK.name, user=USER)
 
 
 def _job(lab: Lab, image: str) -> list[Result]:
-    """Results of one job, in the home and in the cached folder."""
+    """Results of one job, in each of its folders."""
     out = "bench-files.out"
-    lines = [f"python3 ~/{WORK.name} run {folder} /var/tmp" for folder in (FILES, f"{TREE}/bench-files")]
+    lines = [f"python3 ~/{WORK.name} run {folder} /var/tmp" for folder in CASES.values()]
     lab.submit("\n".join(lines), f"--vhpc-image={image}", "-o", out, wait=True)
     said = lab.home(out).read_text()
     lab.home(out).unlink()
@@ -176,3 +185,6 @@ def _tell(report: Report, results: dict[str, list[Result]]) -> None:
     report.judge(SLOWEST, max(ratio for name, ratio in ratios.items() if name != OWN))
     report.judge(HALF, max(halves))
     report.judge(IMPORT, max(imports))
+    disk = [one["ms"]["import"] / one["ms"][OWN] for one in results["snapshot"]]
+    report.ratios["import to that from the own root, snapshot"] = statistics.median(disk)
+    report.judge(SNAPSHOT, statistics.median(disk))

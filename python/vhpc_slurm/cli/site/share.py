@@ -102,6 +102,9 @@ def ls(as_json: Json = False) -> int:
     if as_json:
         output.write_json(found)
         return 0
+    if not found:
+        print("no folder has snapshots: set shares.snapshots in vhpc.toml")
+        return 0
     rows = []
     for one in found:
         made = one.snapshot

@@ -57,6 +57,12 @@ def test_a_snapshot_is_made_listed_and_checked(site: Site, capsys: pytest.Captur
     assert what.startswith(f"guests mount {site.folder} as it was on ")
 
 
+def test_a_site_without_snapshots_is_told_the_setting(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.config.write_text("")
+    assert main(["share", "ls"]) == 0
+    assert capsys.readouterr().out == "no folder has snapshots: set shares.snapshots in vhpc.toml\n"
+
+
 def test_the_result_is_one_line(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["share", "snapshot", str(site.folder)]) == 0
     said = capsys.readouterr()
