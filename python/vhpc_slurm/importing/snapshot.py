@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what all users can read in a folder as an EROFS file system.
 
-A guest's root reads every byte of the disk that it gets, whatever the modes say.  A process with few
-rights reads the files: root changes to uid 65534.
+A guest's root reads every byte of the disk that it gets, whatever the modes say.  A process without
+the rights of any account reads the files and writes the result: root changes to a uid of its own, so that no
+other process can change what it writes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
+import secrets
 import select
 import stat
 import subprocess
@@ -23,7 +26,8 @@ from vhpc_slurm.terminal import last_line
 
 MKFS = ("mkfs.erofs", "--quiet", "-zlz4", "-C65536", "-x-1")
 """Compressed like roots of images; without attributes of files, which guests could not use (nosuid)."""
-NOBODY = 65534
+UIDS = range(0x70000000, 0x7FFFFFF0)
+"""Root reads with one of them; sites have no accounts there."""
 NAMED = 5
 """Files that a refusal names."""
 ACL = "system.posix_acl_access"
@@ -35,19 +39,31 @@ class _RefusedError(Exception):
 
 
 def reader() -> int:
-    """The uid that reads the files, and that must be able to write the target."""
-    return NOBODY if os.geteuid() == 0 else os.geteuid()
+    """A uid that can read the files: for root a random one without an account, else that of this process."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    while True:
+        uid = secrets.choice(UIDS)
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            return uid
 
 
 def write(
-    top: Path, target: Path, excluded: Collection[str], step: Callable[[str], None] = lambda _: None
+    top: Path,
+    target: Path,
+    excluded: Collection[str],
+    uid: int,
+    step: Callable[[str], None] = lambda _: None,
 ) -> tuple[int, int]:
     """Write a folder as an EROFS file system.
 
     Args:
         top: the folder.
-        target: an existing file of ``reader``.
+        target: an existing file of ``uid``.
         excluded: paths below the folder that are left out, with all below them.
+        uid: of ``reader``.
         step: is told every few seconds how much is written.
 
     Returns:
@@ -60,7 +76,7 @@ def write(
     child = os.fork()
     if child == 0:
         os.close(ours)
-        _write_and_end(theirs, top, target, frozenset(excluded))
+        _write_and_end(theirs, top, target, frozenset(excluded), uid)
     os.close(theirs)
     with open(ours, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
         while not select.select([pipe], [], [], STEP_S)[0]:
@@ -73,13 +89,13 @@ def write(
     return found["files"], found["bytes"]
 
 
-def _write_and_end(answer: int, top: Path, target: Path, excluded: frozenset[str]) -> NoReturn:
+def _write_and_end(answer: int, top: Path, target: Path, excluded: frozenset[str], uid: int) -> NoReturn:
     """The child: writes its result, as JSON, and ends whatever happens."""
     try:
         if os.geteuid() == 0:
             os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         files, size = _written(top, target, excluded)
         result: dict[str, Any] = {"files": files, "bytes": size}
     except _RefusedError as err:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -40,8 +41,9 @@ def tree() -> Iterator[Path]:
 def written(tree: Path, *excluded: str) -> tuple[tuple[int, int], Path]:
     target = tree.parent / "new.erofs"
     target.touch(0o600)
-    os.chown(target, snapshot.reader(), -1)
-    return snapshot.write(tree, target, excluded), target
+    uid = snapshot.reader()
+    os.chown(target, uid, -1)
+    return snapshot.write(tree, target, excluded, uid), target
 
 
 def content(image: Path) -> dict[str, Inode]:
@@ -99,8 +101,27 @@ def test_excluded_paths_are_not_in_it(tree: Path) -> None:
     assert set(content(image)) == {"bin", "bin/tool", "bin/latest", "empty", "pipe"}
 
 
+def test_a_link_to_a_folder_is_the_folder(tree: Path) -> None:
+    link = tree.parent / "link"
+    link.symlink_to("sw")
+    counts, image = written(link, "secret")
+    assert counts == (2, 50000)
+    assert "bin/tool" in content(image)
+
+
 @needs_root
-def test_root_reads_as_nobody_what_changes_meanwhile(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_account_and_no_other_command_has_the_readers_uid() -> None:
+    found = {snapshot.reader() for _ in range(8)}
+    assert len(found) == 8
+    for uid in found:
+        with pytest.raises(KeyError):
+            pwd.getpwuid(uid)
+
+
+@needs_root
+def test_root_reads_without_rights_what_changes_meanwhile(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot, "scan", lambda *_: (1, 1, []))
     (tree / "secret/key").chmod(0o600)
     with pytest.raises(UserError, match=r"mkfs.erofs ended with status 1: .*[Pp]ermission denied"):
@@ -109,7 +130,7 @@ def test_root_reads_as_nobody_what_changes_meanwhile(tree: Path, monkeypatch: py
 
 def test_a_full_catalogue_is_an_error(tree: Path) -> None:
     with pytest.raises(UserError, match="cannot make a snapshot of"):
-        snapshot.write(tree, Path("/dev/full"), ())
+        snapshot.write(tree, Path("/dev/full"), (), snapshot.reader())
 
 
 def test_a_reader_that_is_killed_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,11 @@ def snapshot(
     config, began = options.config(), time.time()
     excluded = _checked(config, folder, exclude or [])
     try:
-        new = snapshots.unfinished(config.images, folder, writing.reader())
+        uid = writing.reader()
+        new = snapshots.unfinished(config.images, folder, uid)
         try:
             progress(f"reading {folder}")
-            counts = writing.write(Path(folder), new, excluded, progress)
+            counts = writing.write(Path(folder), new, excluded, uid, progress)
             progress("publishing the snapshot")
             made = snapshots.publish(folder, new, counts, began)
         finally:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_a_snapshot_is_made_listed_and_checked(site: Site, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out) == [
         {"path": str(site.folder), "snapshot": made, "problem": ""}
     ]
+    file = snapshots.folder(load(site.config).images) / made["file"]
+    assert (file.stat().st_uid, file.stat().st_mode & 0o777) == (os.geteuid(), 0o444)
     ((level, what),) = site.levels()
     assert level is Level.OK
     assert what.startswith(f"guests mount {site.folder} as it was on ")
