@@ -90,6 +90,7 @@ ENTRIES: dict[str, tuple[Needs, float]] = {
     "cluster-grow": (local(MUNGE), 30),
     "enter": (lab(), 10),
     "step": (lab(), 10),
+    "tasks": (lab(), 10),
     "hooks": (lab(quiet=False), 15),
     "boot": (lab(), 15),
     "stdio": (lab(), 20),

@@ -2,7 +2,7 @@
 """Time that a guest adds to `srun true`: two jobs run on one node, one of them in a guest.
 
 From the login node `srun --jobid=... --overlap true` starts steps alternately in
-the two jobs. The target is an added median of less than 30 ms.
+the two jobs. The target is an added median of less than 10 ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from vhpcbench.common import USER, Lab, Report, main
 from vhpcbench.targets import under
 
-TARGETS = (under(30, "added median", "ms"),)
+TARGETS = (under(10, "added median", "ms"),)
 # $1, $2: jobs; $3: rounds. The first two steps warm up both jobs.
 LOOP = """
 one() { a=$EPOCHREALTIME; srun --jobid=$1 --overlap -n1 true || exit 1; b=$EPOCHREALTIME

@@ -279,11 +279,18 @@ static int read_options(int argc, char **argv, struct agent *a, struct endpoint 
     return -1;
 }
 
-/* Each session needs several fds; programs get the limits that come with their EXEC. */
+/*
+ * Each session needs several fds, more in all than the 4096 that the kernel gives to the first
+ * process; programs get the limits that come with their EXEC.
+ */
 static void raise_file_limit(void)
 {
+    const rlim_t wanted = (rlim_t)16 * VHPC_CLIENTS_MAX;
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    struct rlimit more = {.rlim_cur = wanted, .rlim_max = wanted};
+    if (files.rlim_max < wanted && setrlimit(RLIMIT_NOFILE, &more) == 0)
         return;
     files.rlim_cur = files.rlim_max;
     (void)setrlimit(RLIMIT_NOFILE, &files);

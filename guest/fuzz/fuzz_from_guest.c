@@ -38,7 +38,7 @@ static void say_as_client(struct shim *s, int fd, uint8_t type, const struct buf
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const uint8_t fds[] = {0, 1, 1, 2, 2, 2};
-    struct shim s = {.next_session = 1, .uid = 1000};
+    struct shim s = {.next_session = 1, .uid = 1000, .clients_max = VHPC_CLIENTS_MAX};
     struct buf hello = {0}, exec = {0};
     int guest[2], peer[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, guest) < 0)

@@ -49,7 +49,7 @@ enum {
     VHPC_WINDOW = 1 << 20,        /* bytes that a sender may have on the way, per lane */
     VHPC_FDS_MAX = 8,             /* file descriptors 0..7 of a task can be relayed */
     VHPC_CALLS_MAX = 32,          /* host calls at a time in one session */
-    VHPC_CLIENTS_MAX = 256,       /* sessions at a time in one guest */
+    VHPC_CLIENTS_MAX = 2048,      /* sessions at a time in one guest: a task for each CPU */
     VHPC_X11_PORT = 6000,         /* TCP port of display 0 */
     VHPC_PENDING_MAX = 16,        /* unanswered REQUESTs, and PINGs, of one client */
     VHPC_WATCH_MS =

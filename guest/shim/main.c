@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -54,11 +55,14 @@ static short want_input(struct source *s)
     return POLLIN;
 }
 
+/* Connections that are refused with a reason, and those of root, beyond the limit of the user's. */
+enum { RESERVED = 64 };
+
 /* Beyond the limit clients are refused with a reason; far beyond it they wait in the queue. */
 static short want_clients(struct source *s)
 {
     const struct shim *shim = s->owner;
-    return shim->client_count < VHPC_CLIENTS_MAX + 64 ? POLLIN : 0;
+    return shim->client_count < shim->clients_max + RESERVED ? POLLIN : 0;
 }
 
 static void listener_ready(struct source *source, short revents)
@@ -293,6 +297,19 @@ static int read_options(int argc, char **argv, struct shim *s, struct settings *
     return 2;
 }
 
+/* A descriptor for each client, and some for all else: logs, helpers, memory of clients. */
+static void set_clients_max(struct shim *s)
+{
+    enum { OTHERS = RESERVED + 4 * SHIM_WATCHED_MAX };
+    struct rlimit files;
+    s->clients_max = VHPC_CLIENTS_MAX;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    files.rlim_cur = files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_max < VHPC_CLIENTS_MAX + OTHERS)
+        s->clients_max = files.rlim_max > 2UL * OTHERS ? files.rlim_max - OTHERS : OTHERS;
+}
+
 int main(int argc, char **argv)
 {
     static struct shim shim = {.next_session = 1};
@@ -304,6 +321,7 @@ int main(int argc, char **argv)
     /* No core files with a user's data in them, and no privileges from a setuid binary. */
     (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    set_clients_max(&shim);
     int rc = open_sources(&shim, given.agent_fd, given.listen_fd, given.root_fd);
     if (rc < 0) {
         (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));

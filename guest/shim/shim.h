@@ -72,7 +72,8 @@ struct shim {
     struct hello agent_hello;
     struct client *clients;
     size_t client_count;
-    size_t ring_count;      /* clients that memory is shared with */
+    size_t clients_max; /* of the job's user; VHPC_CLIENTS_MAX, or fewer, as descriptors allow */
+    size_t ring_count;  /* clients that memory is shared with */
     struct client *filling; /* a payload from the guest is being received into its ring */
     uint32_t next_session;
     bool ended;

@@ -54,6 +54,7 @@ static inline void rig_open(struct rig *r, uid_t job_uid)
     (void)snprintf(at.sun_path, sizeof at.sun_path, "%s", r->path);
     r->shim.uid = job_uid;
     r->shim.next_session = 1;
+    r->shim.clients_max = VHPC_CLIENTS_MAX;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     r->guest = pair[0];
     (void)fcntl(r->guest, F_SETFL, O_NONBLOCK);
