@@ -68,6 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)loop_once(&s.loop, 0);
     for (struct client *c = s.clients; c != NULL; c = c->next)
         chan_close(&c->chan);
+    shim_limit_memory(&s);
     shim_sweep(&s);
     chan_release(&s.agent);
     loop_free(&s.loop);

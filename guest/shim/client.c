@@ -14,9 +14,7 @@
 enum {
     CLIENT_OUT_LIMIT = 32 << 20, /* windows of all its lanes, and some more */
     SILENCE_MS = 1500,           /* a client that is not stopped sends a PING every 200 ms */
-    /* Limit for the queues of all clients together: a stalled stdout of 256 tasks. */
-    CLIENTS_LIMIT = 256 << 20,
-    CHECK_MS = 1000, /* between two checks of the state of clients, */
+    CHECK_MS = 1000,             /* between two checks of the state of clients, */
     CHECKS_MAX = 64, /* of at most so many at a time: some 15 us each on a busy machine */
 };
 
@@ -347,48 +345,8 @@ void shim_accept(struct shim *s, int listener)
         refuse(c, ENOTCONN, "the guest is gone");
 }
 
-static size_t memory_of(const struct client *c)
-{
-    return c->chan.closed ? 0 : c->chan.in.cap + c->chan.out.cap;
-}
-
-/* Frees what nothing waits in: each client that has sent a frame keeps room for the largest one. */
-static void free_empty(struct shim *s)
-{
-    for (struct client *c = s->clients; c != NULL; c = c->next) {
-        if (c->chan.in.len == 0)
-            buf_free(&c->chan.in);
-        if (c->chan.out.len == 0)
-            buf_free(&c->chan.out);
-    }
-}
-
-/* All clients share a limit: the one that uses most memory is dropped. */
-static void limit_memory(struct shim *s)
-{
-    for (bool freed = false;;) {
-        size_t total = 0;
-        struct client *largest = s->clients;
-        for (struct client *c = s->clients; c != NULL; c = c->next) {
-            total += memory_of(c);
-            if (memory_of(c) > memory_of(largest))
-                largest = c;
-        }
-        if (total <= CLIENTS_LIMIT)
-            return;
-        if (!freed) {
-            free_empty(s);
-            freed = true;
-            continue;
-        }
-        client_drop(largest, "the clients of this guest do not read the data that waits for them, "
-                             "and most of it waits for this one");
-    }
-}
-
 void shim_sweep(struct shim *s)
 {
-    limit_memory(s);
     for (struct client **p = &s->clients; *p != NULL;) {
         struct client *c = *p;
         /* The agent's side still writes into the memory of one that it is filling. */

@@ -215,6 +215,7 @@ static int serve(struct shim *s)
         /* First handle what has arrived meanwhile: the delay may be ours. */
         watching = shim_check_silent(s, now_ms());
         timeout = shim_check_stopped(s, now_ms());
+        shim_limit_memory(s);
         shim_sweep(s);
     }
     return s->status;

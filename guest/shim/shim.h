@@ -98,6 +98,9 @@ void shim_hold(struct shim *s, bool held);
  */
 void shim_client_ends(struct client *c);
 
+/* memory.c: keep the queues of all clients within their limit. */
+void shim_limit_memory(struct shim *s);
+
 /* client.c: a new connection on a listening socket. */
 void shim_accept(struct shim *s, int listener);
 /* The same for an existing connection: zeroed *c takes over fd. 0 or -ENOMEM. */

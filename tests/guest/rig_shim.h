@@ -70,6 +70,7 @@ static inline void rig_turn(struct rig *r)
 {
     for (int i = 0; i < 20; i++) {
         assert_int_equal(loop_once(&r->shim.loop, 0), 0);
+        shim_limit_memory(&r->shim);
         shim_sweep(&r->shim);
     }
 }
@@ -80,6 +81,7 @@ static inline void rig_close(struct rig *r)
     rig_turn(r);
     for (struct client *c = r->shim.clients; c != NULL; c = c->next)
         chan_close(&c->chan);
+    shim_limit_memory(&r->shim);
     shim_sweep(&r->shim);
     chan_release(&r->shim.agent);
     (void)close(r->shim.listener.fd);
