@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vhpc_slurm.architecture import AARCH64, KERNEL_TYPE
+from vhpc_slurm.architecture import AARCH64, ARCHITECTURES, KERNEL_TYPE
 from vmimages import foreign, labels
 from vmimages import recipe as recipes
 from vmimages.errors import BuildError
@@ -181,6 +181,12 @@ def _build(options: Options) -> dict[str, Any]:
 
 
 def _recipe(options: Options) -> Recipe:
+    if options.arch and options.arch not in ARCHITECTURES:
+        raise BuildError(
+            f"--arch={options.arch} is not an architecture of guests",
+            f"allowed: {', '.join(ARCHITECTURES)}",
+            next((f"use {one.name}" for one in ARCHITECTURES.values() if one.debian == options.arch), ""),
+        )
     recipe = recipes.load(options.recipe, options.arch)
     image, debian = recipe.image, recipe.debian
     if options.name is not None:

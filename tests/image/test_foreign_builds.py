@@ -49,6 +49,18 @@ def test_option_recipe_and_host_decide_in_this_order(
     assert cli.kernel_type(found).endswith(".image" if arch == "aarch64" else ".elf")
 
 
+@pytest.mark.parametrize(
+    ("arch", "hint"), [("arm64", " (use aarch64)"), ("amd64", " (use x86_64)"), ("sparc", "")]
+)
+def test_an_unknown_architecture_is_named_as_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str, hint: str
+) -> None:
+    assert cli.main([f"--arch={arch}", f"--output={tmp_path / 'catalog'}", str(RECIPE)]) == 1
+    why = f"--arch={arch} is not an architecture of guests: allowed: x86_64, aarch64{hint}\n"
+    assert capsys.readouterr().err.endswith(why)
+    assert not (tmp_path / "catalog").exists()
+
+
 def test_architectures_have_bases_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(RECIPE.read_text().replace("{arch}", "any"))

@@ -118,9 +118,14 @@ def test_users_of_an_account_share_a_network_and_no_keys(lab: Lab) -> None:
             for number, host in every.items():
                 assert calls(lab, job, host) == str(number)
         assert inside(lab, his, "printenv", "VHPC_CLUSTER_NAME") == f"{name}\n"
-        hostfile = inside(lab, his, "cat", "/run/vhpc/cluster/hostfile").split()
-        # in the order in which they have joined, which need not be that of their submission
-        assert sorted(word for word in hostfile if "slots" not in word) == sorted(every.values())
+        # in the order in which they have joined, which need not be that of their submission: one for all
+        orders = []
+        for job in (hers, his, also):
+            hostfile = inside(lab, job, "cat", "/run/vhpc/cluster/hostfile").split()
+            orders.append([word for word in hostfile if "slots" not in word])
+            assert orders[-1] == [row["host"] for row in members(lab, job).values()]
+        assert sorted(orders[0]) == sorted(every.values())
+        assert orders[1:] == [orders[0]] * 2
 
         # logins: to guests of the same user only, by whatever name
         assert ssh(lab, hers, every[also.id]).out == "alice\n"

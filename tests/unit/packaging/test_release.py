@@ -40,7 +40,9 @@ class Checkout:
         self.write("packaging/build", BUILD)
         (folder / "packaging/build").chmod(0o755)
         (folder / "scripts").mkdir()
-        shutil.copy(ROOT / "scripts/release", folder / "scripts/release")
+        for script in ("release", "slow"):
+            shutil.copy(ROOT / "scripts" / script, folder / "scripts")
+        self.write("packaging/slow-checks", "# record\n")
         self.commit()
 
     def git(self, *words: str) -> str:
@@ -79,7 +81,9 @@ def test_a_release_has_archive_packages_notes_and_checksums(checkout: Checkout) 
         "NOTES.md", "SHA256SUMS", "bookworm/vhpc_1.2.0.deb", "trixie/vhpc_1.2.0.deb", "vhpc-1.2.0.tar.gz",
     ]  # fmt: skip
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=found, check=True)
-    assert (found / "NOTES.md").read_text() == "# vhpc 1.2.0\n\n### Jobs\n- They run.\n"
+    text = (found / "NOTES.md").read_text()
+    assert text.startswith("# vhpc 1.2.0\n\n### Jobs\n- They run.\n\n## Slow checks\n\n```\nfuzz  ")
+    assert text.count("no pass on record") == text.count("\n") - 9
     with tarfile.open(found / "vhpc-1.2.0.tar.gz") as archive:
         assert "vhpc-1.2.0/python/vhpc_slurm/__init__.py" in archive.getnames()
         assert archive.pax_headers["comment"] == commit
@@ -121,6 +125,27 @@ def test_an_impossible_release_is_refused(checkout: Checkout, why: str, name: st
     assert why in done.stderr
     assert checkout.record() == before
     assert not (checkout.folder / "build/release/1.2.0").exists()
+
+
+PASSED = "hw passed 2026-01-31 " + "1" * 40 + " 300\n"
+FAILED = "hw failed 2026-02-28 " + "2" * 40 + " 20\n"
+
+
+def test_notes_say_when_a_slow_check_passed(checkout: Checkout) -> None:
+    checkout.write("packaging/slow-checks", "# record\n" + PASSED)
+    assert checkout.release().returncode == 0
+    notes = (checkout.folder / "build/release/1.2.0/NOTES.md").read_text()
+    assert "\nhw               passed 2026-01-31 on 1111111111 (not in this clone), 300 s  [" in notes
+
+
+def test_a_slow_check_that_has_failed_since_is_refused(checkout: Checkout) -> None:
+    checkout.write("packaging/slow-checks", "# record\n" + PASSED + FAILED)
+    before = checkout.record()
+    done = checkout.release()
+    assert done.returncode == 1
+    assert "slow checks have failed since they passed" in done.stderr
+    assert "hw               passed 2026-01-31" in done.stderr
+    assert checkout.record() == before
 
 
 def test_uncommitted_changes_are_refused(checkout: Checkout) -> None:
