@@ -11,6 +11,7 @@ BUILD  := build
 PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITE  ?= trixie
+ARCH   ?= $(shell dpkg --print-architecture)
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
 # Tests import helpers of their own folder and of tests/unit/support.
 UNIT_FOLDERS = $$(git ls-files 'tests/unit/*.py' | xargs dirname | sort -u | paste -sd:)
@@ -62,7 +63,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	$(MYPY) scripts/spdx.py scripts/cmodules.py scripts/links.py scripts/promises.py scripts/plain_english.py
-	for script in check pace release slow steady tidy; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
+	for script in arm64 check pace release slow steady tidy; do MYPYPATH=scripts $(MYPY) scripts/$$script; done
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests:$(UNIT_FOLDERS):. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw packages; do \
@@ -117,8 +118,8 @@ hw-case: deps ## One job of check-hw, with a GPU and a virtual function
 	$(PY) -m pytest -m hw --junitxml=$(BUILD)/check/hw-case.xml tests/hw/test_hw_devices.py
 
 .PHONY: packages
-packages: deps ## Debian packages of this checkout in build/packages (as root); SUITE=bookworm: for Debian 12, in build/packages-bookworm
-	@packaging/build --suite $(SUITE)
+packages: deps ## Debian packages of this checkout in build/packages (as root); SUITE=bookworm: for Debian 12, in build/packages-bookworm; ARCH=arm64
+	@packaging/build --suite $(SUITE) --arch $(ARCH)
 
 .PHONY: release
 release: deps ## Release the commit that is checked out, into build/release (as root); CONTRIBUTING.md has the steps

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds for another architecture than this host's: its programs run in QEMU's user mode emulation.
 
+``python3 -m vmimages.foreign ARCH`` checks for packaging/ that this host runs programs of Debian's ARCH.
+
 Source: Linux Documentation/admin-guide/binfmt-misc.rst.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from vhpc_slurm.architecture import Architecture, own
+from vhpc_slurm.architecture import ARCHITECTURES, Architecture, own
 from vmimages.errors import BuildError
 from vmimages.host import need
 
@@ -50,3 +53,19 @@ def _is_interpreter(entry: Path, architecture: Architecture) -> bool:
         return False
     machine = int.from_bytes(magic[_MACHINE], "little")
     return state == "enabled" and machine == architecture.elf_machine and "F" in values.get("flags:", "")
+
+
+def main(name: str) -> str:
+    """Why packages for an architecture, by Debian's name, cannot be built here; empty if they can."""
+    known = {one.debian: one for one in ARCHITECTURES.values()}
+    if name not in known:
+        return f"unknown architecture {name}; known: {', '.join(sorted(known))}"
+    try:
+        need_emulation(known[name])
+    except (BuildError, ValueError) as err:
+        return str(err)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) or 0)

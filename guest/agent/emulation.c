@@ -18,20 +18,11 @@ bool is_emulated(void)
     return memcmp(vendor, "TCGTCGTCGTCG", sizeof vendor) == 0;
 }
 #elif defined(__aarch64__)
-#include <stdint.h>
-#include <sys/auxv.h>
+#include "midr.h"
 
-/*
- * With KVM a guest sees the implementer of the host's processor. QEMU's CPU "max" has 0, which Arm
- * reserves for software. Programs can read the register if the kernel has set this bit of AT_HWCAP.
- */
 bool is_emulated(void)
 {
-    enum { HWCAP_OF_CPUID = 1 << 11, IMPLEMENTER_SHIFT = 24 };
     uint64_t midr;
-    if ((getauxval(AT_HWCAP) & HWCAP_OF_CPUID) == 0)
-        return false;
-    __asm__("mrs %0, midr_el1" : "=r"(midr));
-    return (midr >> IMPLEMENTER_SHIFT & 0xff) == 0;
+    return midr_read(&midr) && midr_is_emulated(midr);
 }
 #endif

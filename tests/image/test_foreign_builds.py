@@ -93,6 +93,14 @@ def test_a_host_without_an_interpreter_is_told(tmp_path: Path, old: str, new: st
     foreign.need_emulation(AARCH64, tmp_path)
 
 
+def test_packages_are_refused_for_other_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """packaging/ prints the line."""
+    assert foreign.main("armhf") == "unknown architecture armhf; known: amd64, arm64"
+    assert foreign.main("amd64") == ""
+    monkeypatch.setattr(foreign, "_is_interpreter", lambda _entry, _architecture: False)
+    assert foreign.main("arm64").startswith("this host cannot run programs for aarch64: ")
+
+
 def test_programs_come_from_the_cross_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initrd, "SOURCE_TREE", tmp_path)
     (tmp_path / "CMakeLists.txt").touch()

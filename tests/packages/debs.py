@@ -16,6 +16,14 @@ from pace import limit
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500
+NAMES = {
+    "vhpc-client",
+    "vhpc-common",
+    "vhpc-controller",
+    "vhpc-image-tools",
+    "vhpc-node",
+    "vhpc-spank-plugin",
+}
 USED = (
     "vhpc 0.",
     "prolog: no guests",

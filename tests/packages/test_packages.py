@@ -8,16 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from debs import LIMIT_S, USED, Suite, newer, run
+from debs import LIMIT_S, NAMES, USED, Suite, newer, run
 
-NAMES = {
-    "vhpc-client",
-    "vhpc-common",
-    "vhpc-controller",
-    "vhpc-image-tools",
-    "vhpc-node",
-    "vhpc-spank-plugin",
-}
 DAEMONS = ("vhpc-hookd", "vhpc-web", "vhpcd")
 # accounts of removed packages stay, as Debian's rules recommend
 STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}

@@ -140,9 +140,14 @@ def _of_machines(machines: dict[Side, dict[str, str]]) -> Iterator[str]:
         )
     elif guest.get("hypervisor") == "none":
         yield "the CPU of the guests names no hypervisor: is the image run in guests at all?"
-    if native.get("hypervisor") != "none":
+    if "hypervisor" not in native:
         yield (
-            f"the nodes are virtual machines themselves ({native.get('hypervisor', 'unknown')}): "
+            "the nodes cannot tell whether they are virtual machines (aarch64 without /dev/kvm): "
+            "if they are, the native figures are not those of hardware"
+        )
+    elif native["hypervisor"] != "none":
+        yield (
+            f"the nodes are virtual machines themselves ({native['hypervisor']}): "
             "the native figures are not those of hardware"
         )
     if guest.get("cpus") != native.get("cpus"):

@@ -121,6 +121,15 @@ def test_emulated_guests_and_virtual_nodes_are_warnings() -> None:
     assert "EMULATED GUESTS" in draw(done)
 
 
+def test_nodes_that_name_no_hypervisor_are_a_warning() -> None:
+    found = runs("triad", 100, 97)
+    for one in found:
+        del one.machine["hypervisor"]
+    done = report(wish("triad"), found)
+    assert len(done.warnings) == 1
+    assert done.warnings[0].startswith("the nodes cannot tell whether they are virtual machines (aarch64")
+
+
 @pytest.mark.parametrize(("side", "says"), [("native", "natively"), ("guest", "in guests of debian-hpc")])
 def test_a_missing_program_is_reported_with_its_package(side: Side, says: str) -> None:
     found = runs("lammps", 10, 9)

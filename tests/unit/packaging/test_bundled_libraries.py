@@ -31,10 +31,10 @@ ABSENT = {"oslo.utils", "pyslurm"}
 
 
 def pins(part: str) -> dict[str, str]:
-    """Name and version of each line of a file; pip accepts the file with that digest only."""
+    """Name and version of each line of a file; pip accepts only files with these digests."""
     lines = (ROOT / f"packaging/bookworm/{part}.txt").read_text(encoding="utf-8").splitlines()
     found = [
-        re.fullmatch(r"([a-z-]+)==([0-9.]+) --hash=sha256:[0-9a-f]{64}", line)
+        re.fullmatch(r"([a-z-]+)==([0-9.]+)((?: --hash=sha256:[0-9a-f]{64})+)", line)
         for line in lines
         if line and not line.startswith("#")
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of slow tests names tests that exist, each with a reason."""
+"""The lists of slow tests, and of tests that no emulator runs, name tests that exist, each with a reason."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ import pytest
 pytest_plugins = ["pytester"]
 TESTS = Path(__file__).parents[2]
 SLOW = tomllib.loads((TESTS / "slow.toml").read_text())
+ARM64 = tomllib.loads((TESTS / "arm64.toml").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(ARM64["ctest"]))
+def test_c_test_left_out_exists_and_has_a_reason(name: str) -> None:
+    program, _, test = name.partition("::")
+    group, _, part = program.partition("_")
+    assert re.search(rf"^static void {test}\(", (TESTS / group / f"test_{part}.c").read_text(), re.M)
+    assert len(ARM64["ctest"][name].split()) >= 3
 
 
 @pytest.mark.parametrize("name", sorted(SLOW))
