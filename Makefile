@@ -111,7 +111,7 @@ lab-tests: deps ## End-to-end tests with real jobs
 
 .PHONY: check-hw
 check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes
-	$(PY) -m pytest -m hw tests/hw
+	$(PY) -m pytest -m "hw and not slow" tests/hw
 
 .PHONY: hw-case
 hw-case: deps ## One job of check-hw, with a GPU and a virtual function

@@ -60,16 +60,19 @@ def deploy(lab: Lab, record: Record) -> Deployment:
     return Deployment(stale, failures)
 
 
-def collect(rootfs: Path, installed: Path | None = None) -> tuple[dict[str, Path], list[str]]:
+def collect(
+    rootfs: Path, installed: Path | None = None, toolchain: Path | None = None
+) -> tuple[dict[str, Path], list[str]]:
     """Build the files of /usr/libexec/vhpc; return them by name, and the failures.
 
     Args:
         rootfs: system tree whose Slurm the plugin is for.
         installed: folder with the programs that are kept if their part cannot be built.
+        toolchain: file of CMake, if the tree is for another machine than this one.
     """
     programs = _hooks()
     failures = []
-    for part in _parts(rootfs):
+    for part in _parts(rootfs, toolchain):
         try:
             programs.update(_build(part))
         except LabError as err:
@@ -99,7 +102,7 @@ def _builder() -> dict[str, Path]:
     return {str(path.relative_to(CHECKOUT)): path for path in found}
 
 
-def _parts(rootfs: Path) -> tuple[_Part, ...]:
+def _parts(rootfs: Path, toolchain: Path | None) -> tuple[_Part, ...]:
     guest = (
         *("vhpc-run", "vhpc-shim", "vhpc-locks", "vhpc-sbcast", "vhpc-confine"),
         *("vhpc-measure", "vhpc-measure-mpi", "prolog-slurmctld", "epilog-slurmctld"),
@@ -107,9 +110,11 @@ def _parts(rootfs: Path) -> tuple[_Part, ...]:
     # loads only in the Slurm whose headers it was built with: one build folder per system tree
     folder = _build_folder(rootfs)
     headers = slurmtree.link_headers(rootfs, _BUILDS / folder / "slurm-headers")
-    options = (f"-DSLURM_INCLUDE_DIR={headers}",)
+    cross = (f"-DCMAKE_TOOLCHAIN_FILE={toolchain}",) if toolchain else ()
+    options = (f"-DSLURM_INCLUDE_DIR={headers}", *cross)
+    programs = f"programs-{toolchain.stem}" if toolchain else "programs"
     return (
-        _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),
+        _Part("guest", programs, guest, guest, ("-DVHPC_SPANK=OFF", *cross)),
         _Part("spank_plugin", folder, ("vhpc_spank",), ("vhpc.so",), options),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware lab's machine: an emulated PC with an IOMMU, two NUMA nodes, and devices for guests."""
+"""The hardware lab's machine: emulated, with an IOMMU, two NUMA nodes, and devices for guests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmimages.kernel import vmlinux
-
 from vlablib import rootfs
+from vlablib.hwarch import ARCHS, Arch
 from vlablib.hwfiles import archive, program_of
-from vlablib.recipe import HARDWARE, SELINUX
 from vlablib.report import LabError, step
 from vlablib.settings import Lab, deadline
 
@@ -24,15 +22,12 @@ _NICENESS = -15
 # On a slow machine udev needs minutes to find the disks, and the usual limits end the boot in emergency mode.
 # The limit of `hwlab up` follows from the machine's speed.
 _CMDLINE = (
-    "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
-    " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
+    "root=/dev/vda rw quiet panic=-1 cryptomgr.notests mitigations=off systemd.show_status=0"
     " udev.event_timeout=3600 systemd.default_device_timeout_sec=infinity"
 )
 _SELINUX = "security=selinux"
 # Their order and ports determine the PCI addresses in lab/hardware/ and tests/hw/.
 _DEVICES = (
-    # must be first, to translate for all devices after it
-    "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on,aw-bits=48",
     "pxb-pcie,id=cell0,bus_nr=32,numa_node=0,bus=pcie.0",
     "pxb-pcie,id=cell1,bus_nr=64,numa_node=1,bus=pcie.0",
     "pcie-root-port,id=nic0_port,bus=cell0,chassis=1,slot=1",
@@ -94,7 +89,7 @@ class Machine:
         return pid if str(self.port).encode() in b"\0".join(words) else None
 
 
-def start(machine: Machine, *, selinux: bool = False) -> None:
+def start(machine: Machine, arch: Arch, *, selinux: bool = False) -> None:
     """Start the machine with this checkout installed; return while it still boots.
 
     With ``selinux``, Debian's policy and vhpc's module are enforced before services start.
@@ -104,30 +99,37 @@ def start(machine: Machine, *, selinux: bool = False) -> None:
     """
     if machine.pid() is not None:
         raise LabError("the machine already runs; run: hwlab down")
-    root, fd = rootfs.acquire(machine.lab.cache, SELINUX if selinux else HARDWARE)
+    root, fd = rootfs.acquire(machine.lab.cache, arch.with_selinux() if selinux else arch.suite)
+    tools, tools_fd = rootfs.acquire(machine.lab.cache, arch.tools) if arch.tools else (root, fd)
+    held = {fd, tools_fd}
     shutil.rmtree(machine.state, ignore_errors=True)
     machine.state.mkdir(mode=0o700, parents=True)
     (machine.state / "tree").write_text(str(root), encoding="utf-8")
+    (machine.state / "arch").write_text(arch.name, encoding="utf-8")
     kernel, initrd, images = (machine.state / name for name in ("vmlinux", "initrd", "catalog.img"))
     with step("preparing the machine"):
-        kernel.write_bytes(vmlinux(_one(root, "boot/vmlinuz-*").read_bytes()))
+        kernel.write_bytes(arch.kernel(_one(root, "boot/vmlinuz-*").read_bytes()))
         leads_to_disk = _one(root, "boot/initrd.img-*").read_bytes()
         # the kernel expects the next archive at a multiple of four
-        initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
+        initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root, arch, tools))
         _make_catalog_disk(machine, images)
-    words = f"{_CMDLINE} {_SELINUX}" if selinux else _CMDLINE
-    command = [*_emulator(root), *_options(machine, rootfs.disk(root), images)]
-    command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", words]
+    words = f"{_CMDLINE} console={arch.guest.console} {arch.cmdline}"
+    command = [*_emulator(tools, arch), *_options(machine, arch, rootfs.disk(root), images)]
+    if arch.firmware:
+        command += ["-bios", str(root / arch.firmware)]
+    command += ["-kernel", str(kernel), "-initrd", str(initrd)]
+    command += ["-append", f"{words} {_SELINUX}" if selinux else words]
     # before other work: Slurm in the machine has limits in real time
     command = ["nice", "-n", str(_NICENESS), *command]
     with (machine.state / "qemu.log").open("wb") as log:
-        # the open descriptor prevents the removal of the tree and its disk
+        # the open descriptors prevent the removal of the trees and the disk
         qemu = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(fd,)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=held
         )
     with suppress(OSError):  # with autogroups the kernel compares sessions, not processes
         Path(f"/proc/{qemu.pid}/autogroup").write_text(str(_NICENESS), encoding="ascii")
-    os.close(fd)
+    for one in held:
+        os.close(one)
     for _ in deadline(20):
         if machine.pid() is not None and machine.port.exists():
             return
@@ -138,6 +140,11 @@ def start(machine: Machine, *, selinux: bool = False) -> None:
 def tree(machine: Machine) -> Path:
     """System tree from which the running machine's disk was made."""
     return Path((machine.state / "tree").read_text(encoding="utf-8"))
+
+
+def running_arch(machine: Machine) -> Arch:
+    """Architecture of the running machine."""
+    return ARCHS[(machine.state / "arch").read_text(encoding="utf-8")]
 
 
 def stop(machine: Machine) -> None:
@@ -152,17 +159,17 @@ def stop(machine: Machine) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _emulator(tree: Path) -> list[str]:
-    """QEMU of the tree: this machine's may be too old for an SR-IOV adapter."""
-    command = program_of(tree, "qemu-system-x86_64")
+def _emulator(tools: Path, arch: Arch) -> list[str]:
+    """QEMU of a tree: this machine's may be too old for an SR-IOV adapter."""
+    command = program_of(tools, arch.guest.qemu)
     for folder in ("qemu", "seabios"):
-        command += ["-L", str(tree / "usr/share" / folder)]
+        command += ["-L", str(tools / "usr/share" / folder)]
     return command
 
 
-def _options(machine: Machine, root: Path, images: Path) -> list[str]:
+def _options(machine: Machine, arch: Arch, root: Path, images: Path) -> list[str]:
     half = MEMORY_MIB // 2
-    options = ["-M", "q35,accel=tcg,kernel-irqchip=split", "-cpu", "max", "-m", str(MEMORY_MIB)]
+    options = ["-M", arch.machine, "-cpu", arch.cpu, "-m", str(MEMORY_MIB)]
     options += ["-smp", "2,sockets=2,cores=1,threads=1", "-nodefaults", "-display", "none", "-no-reboot"]
     for cell in range(2):
         options += ["-object", f"memory-backend-ram,id=ram{cell},size={half}M"]
@@ -170,7 +177,7 @@ def _options(machine: Machine, root: Path, images: Path) -> list[str]:
     options += ["-numa", "dist,src=0,dst=1,val=20"]
     for number in range(3):
         options += ["-netdev", f"user,id=net{number},restrict=on"]
-    for device in _DEVICES:
+    for device in (*arch.devices, *_DEVICES):
         options += ["-device", device]
     options += ["-drive", f"file={root},if=none,id=root,format=raw,snapshot=on"]
     options += ["-device", "virtio-blk-pci,bus=pcie.0,drive=root"]

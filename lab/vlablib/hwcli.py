@@ -15,6 +15,7 @@ import time
 
 from vlablib import hardware, hwchannel, hwfiles, mtty
 from vlablib.hardware import Machine
+from vlablib.hwarch import ARCHS, DEFAULT
 from vlablib.report import LabError, say, step
 from vlablib.settings import CHECKOUT, Lab, deadline, slower
 
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     command = commands.add_parser("up", help="boot the machine with this checkout installed")
     command.add_argument("--selinux", action="store_true", help="with SELinux, enforcing")
+    command.add_argument("--arch", choices=ARCHS, default=DEFAULT, help=f"default: {DEFAULT}")
     command.set_defaults(run=_up)
     command = commands.add_parser("exec", help="run a command in it; output comes at its end")
     command.add_argument("-u", "--user", default="root")
@@ -68,13 +70,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(machine: Machine, arguments: argparse.Namespace) -> int:
+    arch = ARCHS[arguments.arch]
     environment = {**os.environ, "VHPC_CATALOG": str(machine.catalog)}
-    subprocess.run([CHECKOUT / "scripts/publish-image"], check=True, env=environment, stdout=2)
-    hardware.start(machine, selinux=arguments.selinux)
+    publish = [str(CHECKOUT / "scripts/publish-image"), "debian-minimal", f"--arch={arch.guest.name}"]
+    subprocess.run(publish, check=True, env=environment, stdout=2)
+    hardware.start(machine, arch, selinux=arguments.selinux)
     with step("booting the machine"):
-        hwchannel.execute(machine.port, ["true"], "root", "", slower(_BOOT_S))
+        hwchannel.execute(machine.port, ["true"], "root", "", slower(_BOOT_S, arch.slowness))
     with step("waiting for Slurm"):
-        for _pause in deadline(_BOOT_S):
+        for _pause in deadline(_BOOT_S * arch.slowness):
             said = hwchannel.execute(machine.port, ["sinfo", "-h", "-o", "%T"], "root", "", slower(60))
             if said.out.strip() == "idle":
                 return 0
@@ -110,7 +114,7 @@ def _console(machine: Machine, _: argparse.Namespace) -> int:
 def _deploy(machine: Machine, _: argparse.Namespace) -> int:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for target, data, mode in hwfiles.installed(hardware.tree(machine)):
+        for target, data, mode in hwfiles.installed(hardware.tree(machine), hardware.running_arch(machine)):
             member = tarfile.TarInfo(target)
             member.size, member.mode, member.mtime = len(data), mode, int(time.time())
             tar.addfile(member, io.BytesIO(data))
@@ -120,6 +124,8 @@ def _deploy(machine: Machine, _: argparse.Namespace) -> int:
 
 
 def _mtty(machine: Machine, _: argparse.Namespace) -> int:
+    if hardware.running_arch(machine).toolchain:
+        raise LabError("mtty is built for machines of this host's architecture only")
     module = mtty.module(machine.lab.cache, hardware.tree(machine))
     load = "modprobe -a mdev vfio_iommu_type1 && base64 -d > /run/mtty.ko && insmod /run/mtty.ko"
     _send(machine, load, module.read_bytes(), 60, "cannot load mtty")

@@ -12,6 +12,7 @@ from string import Template
 
 from vhpc_slurm.bootfiles.newc import Archive
 from vlablib.deploy import collect, package
+from vlablib.hwarch import Arch
 from vlablib.report import LabError
 from vlablib.settings import CHECKOUT, slower
 
@@ -36,8 +37,6 @@ _FILES = {
     "etc/hostname": "hw\n",
     "etc/hosts": "127.0.0.1 localhost\n10.78.0.2 hw\n",
     "etc/machine-id": "5b0b7a1a2c4d4b2b9d3f6a7081920a3b\n",
-    # udev loads KVM late, on a slow machine after the first guest has started
-    "etc/modules-load.d/vlab.conf": "kvm_amd\nvfio-pci\n",
     # for every service, as on the kernel's command line (hardware.py)
     "etc/systemd/system/service.d/vlab.conf": "[Service]\nTimeoutStartSec=infinity\nWatchdogSec=0\n",
     "etc/slurm/plugstack.conf": "required vhpc.so\n",
@@ -56,13 +55,13 @@ def _packages(tree: Path) -> Path:
     return next(tree.glob("opt/vhpc/lib/python3.*/site-packages")).relative_to(tree)
 
 
-def installed(tree: Path) -> Iterator[tuple[str, bytes, int]]:
+def installed(tree: Path, arch: Arch) -> Iterator[tuple[str, bytes, int]]:
     """Installed files of the checkout: path on the machine, content, mode.
 
     Raises:
         LabError: a part of the checkout cannot be built.
     """
-    programs, failures = collect(tree)
+    programs, failures = collect(tree, toolchain=arch.toolchain)
     if failures:
         raise LabError("\n".join(failures))
     packages = _packages(tree)
@@ -83,33 +82,44 @@ def program_of(tree: Path, name: str) -> list[str]:
     ]
 
 
-def _bytecode(tree: Path) -> Iterator[tuple[str, bytes]]:
-    """Bytecode of the package by relative path; the emulated machine would need half a minute for it."""
+def _bytecode(tools: Path) -> Iterator[tuple[str, bytes]]:
+    """Bytecode of the package by relative path; the emulated machine would need half a minute for it.
+
+    Python of the same version writes the same on all architectures.
+    """
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
     with tempfile.TemporaryDirectory() as folder:
         for name, path in package().items():
             target = Path(folder, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-        environment = {"PYTHONHOME": str(tree / "usr"), "PATH": os.environ["PATH"]}
-        subprocess.run([*program_of(tree, "python3"), *compile_all], cwd=folder, env=environment, check=True)
+        environment = {"PYTHONHOME": str(tools / "usr"), "PATH": os.environ["PATH"]}
+        subprocess.run([*program_of(tools, "python3"), *compile_all], cwd=folder, env=environment, check=True)
         for compiled in Path(folder).rglob("*.pyc"):
             yield str(compiled.relative_to(folder)), compiled.read_bytes()
 
 
-def archive(tree: Path) -> bytes:
-    """An initramfs archive whose folder /vlab is copied over the machine's root; errors as ``installed``."""
+def archive(tree: Path, arch: Arch, tools: Path) -> bytes:
+    """An initramfs archive whose folder /vlab is copied over the machine's root; errors as ``installed``.
+
+    Args:
+        tree: system tree of the machine.
+        arch: of the machine.
+        tools: system tree with programs of this host.
+    """
     out = Archive()
-    for name, data, mode in installed(tree):
+    for name, data, mode in installed(tree, arch):
         out.file(f"vlab/{name}", data, mode)
     packages = _packages(tree)
-    for name, data in _bytecode(tree):
+    for name, data in _bytecode(tools):
         out.file(f"vlab/{packages}/vhpc_slurm/{name}", data)
     for name, (target, mode) in _CONFIGURATION.items():
         out.file(f"vlab/{target}", (_TEMPLATES / name).read_bytes(), mode)
     for target, text in _FILES.items():
         out.file(f"vlab/{target}", text.encode())
-    limits = {name: slower(seconds) for name, seconds in _LIMITS.items()}
+    # udev loads KVM late, on a slow machine after the first guest has started
+    out.file("vlab/etc/modules-load.d/vlab.conf", f"{arch.module}\nvfio-pci\n".encode())
+    limits = {name: slower(seconds, arch.slowness) for name, seconds in _LIMITS.items()}
     for target in ("etc/vhpc/vhpc.toml", "etc/slurm/slurm.conf"):
         template = (_TEMPLATES / f"{Path(target).name}.in").read_text(encoding="utf-8")
         out.file(f"vlab/{target}", Template(template).substitute(limits).encode())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vmimages.recipe import steps
 
+from vhpc_slurm.architecture import AARCH64, Architecture
 from vlablib.settings import BARE_NAMES
 
 CUSTOMIZE = Path(__file__).resolve().parents[1] / "rootfs" / "customize"
@@ -79,6 +80,8 @@ class Suite:
     name: str
     extra: tuple[str, ...]
     apt_options: tuple[str, ...] = ()
+    # another one than this machine's, whose programs then run in user mode emulation
+    architecture: Architecture | None = field(default=None, repr=False)
     # the archive's name of the suite, if the tree has another name
     archive: str = field(default="", repr=False)
     # scripts that are run on the new tree, in this order; a disk is then made from the tree
@@ -88,6 +91,8 @@ class Suite:
     # Debian 12 has only the C virtiofsd, which cannot run as an ordinary user
     virtiofsd: str = "/usr/libexec/virtiofsd"
     virtiofsd_from: str = ""
+    # what pip installs; if nothing, packages of the suite suffice
+    python: tuple[str, ...] = field(default=PYTHON_PACKAGES, repr=False)
     # mmdebstrap's customize hook
     customize: Path = field(default=CUSTOMIZE, repr=False)
     # what all other suites have
@@ -100,7 +105,7 @@ class Suite:
 
     def digest(self) -> str:
         """Digest of all inputs of the tree, which names the tree."""
-        content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + steps(CUSTOMIZE).encode()
+        content = repr((self, self.packages, self.python)).encode() + steps(CUSTOMIZE).encode()
         content += steps(_SITE).encode()
         if self.customize != CUSTOMIZE:
             content += steps(self.customize).encode()
@@ -160,6 +165,28 @@ HARDWARE = Suite(
     ),
     archive="trixie",
     finish=(CUSTOMIZE.with_name("hardware"),),
+)
+# `hwlab up --arch arm64`: what that machine needs, and no more, because packages are installed in emulation
+HARDWARE_ARM = Suite(
+    "arm64",
+    (
+        *_MODERN,
+        *("busybox", "dbus", "linux-image-arm64", "pciutils", "systemd-sysv", "udev"),
+        *("python3-cryptography", "wireguard-tools", "qemu-efi-aarch64"),
+        *("python3-msgspec", "python3-oslo.utils", "python3-prometheus-client"),
+        *("python3-rich", "python3-typer"),
+    ),
+    architecture=AARCH64,
+    python=(),
+    archive="trixie",
+    finish=HARDWARE.finish,
+    common=(
+        *("slurmctld", "slurmd", "slurm-client", "libslurm-dev", "munge"),
+        *("libvirt-daemon-system", "libvirt-clients", "qemu-system-arm", "qemu-utils"),
+        *("bubblewrap", "cryptsetup-bin", "e2fsprogs", "erofs-utils", "hwloc-nox", "iproute2", "nftables"),
+        *("openssh-client", "procps", "python3", "python3-jinja2", "python3-libvirt", "python3-venv"),
+        *("util-linux", "zstd"),
+    ),
 )
 # `hwlab up --selinux`: the same with Debian's policy and vhpc's module, which packages for RHEL contain
 SELINUX = replace(

@@ -11,9 +11,11 @@ import subprocess
 from pathlib import Path
 
 from vmimages.errors import BuildError
+from vmimages.foreign import need_emulation
 from vmimages.mirrors import ENVIRONMENT, choose, sources
 
-from vlablib.recipe import PYTHON_PACKAGES, SUITES, Suite
+from vhpc_slurm.architecture import Architecture
+from vlablib.recipe import SUITES, Suite
 from vlablib.report import LabError, say, step
 from vlablib.settings import USERS
 
@@ -67,8 +69,10 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
     donor = tree.with_name(tree.name + ".virtiofsd")
     for left in (partial, donor):
         remove(left)
+    if suite.architecture:
+        _need_emulation(suite.architecture)
     environment = dict(os.environ)
-    environment["VLAB_PYTHON_PACKAGES"] = " ".join(PYTHON_PACKAGES)
+    environment["VLAB_PYTHON_PACKAGES"] = " ".join(suite.python)
     environment["VLAB_USERS"] = " ".join(f"{user.name}:{user.uid}" for user in USERS)
     environment["LC_ALL"] = "C.UTF-8"
     environment["INITRD"] = "No"  # the hook creates it after it has configured it
@@ -84,6 +88,13 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
     finally:
         remove(donor)
     partial.rename(tree)
+
+
+def _need_emulation(architecture: Architecture) -> None:
+    try:
+        need_emulation(architecture)
+    except BuildError as err:
+        raise LabError(str(err)) from err
 
 
 def bare(tree: Path, suite: Suite) -> None:
@@ -118,6 +129,8 @@ def _mmdebstrap(
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={variant}"]
     command += [f"--include={','.join(packages)}", "--dpkgopt=force-unsafe-io"]
+    if suite.architecture:
+        command.append(f"--architectures={suite.architecture.debian}")
     command += [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in _LEFT_OUT]
     # apt's own user cannot read the cache, which only root can read
     command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]

@@ -21,6 +21,7 @@ DEFAULT_STATE = Path("/run/vhpc-lab")
 DEFAULT_CACHE = Path("/var/cache/vhpc-lab")
 DATA_PARENT = Path("/var/tmp")  # noqa: S108 - an overlay's upper folder needs a real disk
 MAX_NODES = 128
+_SLOWEST = 10.0
 # StateSaveLocation of slurm.conf
 SLURMCTLD_STATE = "/var/lib/slurm/slurmctld"
 # names of the trees of `vlab up --bare` by suite; none begins with that of another tree and a hyphen, because
@@ -212,21 +213,21 @@ def pace() -> float:
     """How many times slower this machine is than the one that limits are made for: $VHPC_PACE, at least 1.
 
     scripts/pace measures it; without the variable the limits stay as they are.  Settings of vhpc and Slurm
-    that follow from it have largest values, so it counts as 10 at most.
+    that follow from it have largest values, so it is 10 at most.
 
     Raises:
         LabError: the variable is not a number.
     """
     given = os.environ.get("VHPC_PACE") or "1"
     try:
-        return min(10.0, max(1.0, float(given)))
+        return min(_SLOWEST, max(1.0, float(given)))
     except ValueError as err:
         raise LabError(f"VHPC_PACE={given}: must be a number, such as that of scripts/pace") from err
 
 
-def slower(seconds: int) -> int:
-    """A limit of the lab's configuration, in whole seconds, for this machine."""
-    return math.ceil(seconds * pace())
+def slower(seconds: int, times: int = 1) -> int:
+    """A limit of the lab's configuration, in whole seconds, for this machine, or one so many times slower."""
+    return math.ceil(seconds * min(_SLOWEST, pace() * times))
 
 
 def deadline(seconds: float) -> Iterator[None]:

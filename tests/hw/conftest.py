@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 from machine import HWLAB, GuestDiedError, Machine, MachineDiedError
 
-from pace import limit
-
 _TABLE = pytest.StashKey[Machine]()
 
 
@@ -35,7 +33,7 @@ def quiet(machine: Machine) -> Iterator[Machine]:
     before = machine.probe("node")
     yield machine
     machine.quiet()
-    end = time.monotonic() + limit(60)
+    end = time.monotonic() + machine.limit(60)
     while changes := differences(before, machine.probe("node")):
         assert time.monotonic() < end, f"not as before:\n{changes}\n{machine.story()}"
         time.sleep(1)

@@ -91,7 +91,13 @@ class Machine:
 
     # of `hwlab up`
     options: tuple[str, ...] = ()
+    # how many times longer everything takes in it than in the machine of x86-64
+    slowness: int = 1
     stages: list[tuple[str, float]] = field(default_factory=list)
+
+    def limit(self, seconds: float) -> float:
+        """A limit in seconds, made for the machine of x86-64 on the reference machine."""
+        return limit(seconds * self.slowness)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -104,7 +110,7 @@ class Machine:
         self, *argv: str, user: str = "root", stdin: str = "", check: bool = True, timeout: float = 60
     ) -> Done:
         """Run a command in the machine as a user, in his home; `timeout` is for the reference machine."""
-        timeout = limit(timeout)
+        timeout = self.limit(timeout)
         command = [HWLAB, "exec", "-u", user, "-t", f"{timeout:g}", "--", *argv]
         ended = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=timeout + 60, check=False
@@ -123,7 +129,7 @@ class Machine:
         """Switch it on; again if its kernel stalls before anything of ours has run."""
         for _ in range(BOOTS):
             with self.stage("machine boots, node-setup, slurmd registers"):
-                up = subprocess.run([HWLAB, "up", *self.options], check=False, timeout=limit(900))
+                up = subprocess.run([HWLAB, "up", *self.options], check=False, timeout=self.limit(900))
             if up.returncode == 0:
                 return
             said = self.console()
@@ -187,9 +193,9 @@ class Machine:
 
     def until(self, condition: Callable[[], T], what: str, timeout: float = 120) -> T:
         """Wait for a condition to be true; returns what it gave."""
-        end = time.monotonic() + limit(timeout)
+        end = time.monotonic() + self.limit(timeout)
         while not (found := condition()):
-            assert time.monotonic() < end, f"waited {limit(timeout):.0f} s in vain for {what}\n{self.story()}"
+            assert time.monotonic() < end, f"waited for {what} in vain\n{self.story()}"
             time.sleep(0.3)
         return found
 

@@ -5,7 +5,8 @@ Every step reports the current state, does only what is missing, and verifies
 the result; so it may be repeated at any time.
 
 Sources: Documentation/PCI/pci-iov-howto.rst, Documentation/admin-guide/mm/hugetlbpage.rst,
-Documentation/admin-guide/devices.rst (majors 240 to 254 are for local use).
+Documentation/admin-guide/devices.rst (majors 120 to 127 and 240 to 254 are for local use); for IOMMU groups
+drivers/acpi/arm64/iort.c and drivers/base/dd.c of Linux 6.12.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PCI_ADDRESS
 from vhpc_slurm.node.devices import gpumap, quarantine, vf, vf_drivers
 from vhpc_slurm.node.devices.pci_function import virtual_functions
-from vhpc_slurm.node.devices.preflight import device_path
+from vhpc_slurm.node.devices.preflight import VFIO, bound_to, device_path
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.record import Record
 
 GPU_NODES = Path("/dev/vhpc")
-LOCAL_MAJORS = range(240, 255)
+# drivers without a number of their own get one of the first: on Debian's kernel for arm64 they use all
+LOCAL_MAJORS: tuple[int, ...] = (*range(240, 255), *range(120, 128))
 PAGE_KIB = {"2M": 2048, "512M": 524288, "1G": 1048576}
 _POOL = re.compile(r"(2M|512M|1G):([0-9]{1,4})=([0-9]{1,9})", re.ASCII)
 _DRIVER_PAUSE_S = 0.1
@@ -79,6 +81,7 @@ def steps(
     for wish in layout.config.devices.virtual_functions:
         yield from _virtual_functions(layout, wish, held, dry_run=dry_run)
     yield from _gpu_nodes(layout, place, dry_run=dry_run)
+    yield from _iommu_groups(layout, dry_run=dry_run)
     for wish in layout.config.host.hugepages:
         yield _hugepages(layout, wish, place, dry_run=dry_run)
 
@@ -247,7 +250,10 @@ def _major(place: Place) -> int:
     for major in LOCAL_MAJORS:
         if major not in used:
             return major
-    raise NodeError("no major number is free for /dev/vhpc/gpuN", "drivers use all numbers from 240 to 254")
+    raise NodeError(
+        "no major number is free for /dev/vhpc/gpuN",
+        "drivers use all numbers from 120 to 127 and from 240 to 254",
+    )
 
 
 def _is_node(path: Path, index: int) -> bool:
@@ -269,6 +275,42 @@ def _make_node(path: Path, number: int) -> None:
         new.unlink()
     os.mknod(new, 0o600 | stat.S_IFCHR, number)
     new.rename(path)
+
+
+# --- IOMMU groups -----------------------------------------------------------------------
+
+
+def _iommu_groups(layout: Layout, *, dry_run: bool) -> Iterator[SetupStep]:
+    """On Arm, older kernels give a function its group when a driver probes it; some GPUs have no driver."""
+    root = layout.config.host.sysfs_root
+    gpus: tuple[str, ...] = ()
+    with contextlib.suppress(VhpcError, OSError):  # the step of device files reports it
+        gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
+    for address in filter(PCI_ADDRESS.fullmatch, gpus if sysfs.listing(f"{root}/class/iommu") else ()):
+        path = device_path(root, address)
+        if sysfs.listing(path) and not sysfs.link(f"{path}/driver") and not sysfs.link(f"{path}/iommu_group"):
+            what = f"GPU {address} has an IOMMU group"
+            probe = partial(_probe, root, address, layout.config.devices.timeout_s)
+            yield _step("iommu", what, probe, dry_run=dry_run)
+
+
+def _probe(root: str, address: str, timeout_s: float) -> None:
+    """Let vfio-pci probe a function, and release it again.
+
+    Raises:
+        NodeError: it still has no group.
+        OSError: the kernel refused.
+    """
+    path = device_path(root, address)
+    try:
+        attribute.write_attribute(f"{path}/driver_override", VFIO, timeout_s)
+        attribute.write_attribute(f"{root}/bus/pci/drivers_probe", address, timeout_s)
+        if bound_to(root, address) == VFIO:
+            attribute.write_attribute(f"{root}/bus/pci/drivers/{VFIO}/unbind", address, timeout_s)
+    finally:
+        attribute.write_attribute(f"{path}/driver_override", "\n", timeout_s)  # removes it
+    if not sysfs.link(f"{path}/iommu_group"):
+        raise NodeError(f"device {address} has no IOMMU group", f"{VFIO} did not probe it", "see dmesg")
 
 
 # --- huge pages -------------------------------------------------------------------------

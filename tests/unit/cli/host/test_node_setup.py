@@ -15,9 +15,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from attribute_fs import Attribute
+from attribute_fs import Attribute, Folder
 from device_rig import Rig, machine
 from fake_hca import Port
+from fake_pci import VFIO
 from fake_pci_device import Device
 
 from vhpc_slurm.cli import context
@@ -198,6 +199,35 @@ def test_each_gpu_has_a_node_that_slurm_can_count_and_tell_apart(rig: Rig) -> No
     assert {os.major(node.st_rdev) for node in found} == {241}  # a driver has 240
     with pytest.raises(OSError, match="No such device"):
         os.open(rig.root / "nodes/gpu0", os.O_RDONLY)
+
+
+def test_a_node_whose_drivers_use_the_usual_numbers_has_others(rig: Rig) -> None:
+    taken = "".join(f"{major} driver\n" for major in (*range(240, 255), 120))
+    (rig.root / "proc/devices").write_text(f"Character devices:\n{taken}\nBlock devices:\n121 x\n")
+    assert states(run(rig), "gpu") == [State.DONE, State.DONE]
+    assert os.major((rig.root / "nodes/gpu0").lstat().st_rdev) == 121
+    assert states(run(rig), "gpu") == [State.OK, State.OK]
+
+
+def test_a_gpu_without_a_driver_gets_its_iommu_group(rig: Rig) -> None:
+    gpu, vfio = rig.gpus[0], rig.pci.drivers[VFIO]
+    rig.give_to_host(gpu, "")
+    rig.pci.regroup(gpu.address, None)
+    assert states(run(rig), "iommu") == []  # a host without an IOMMU
+    rig.pci.tree.put("class/iommu/smmu3.0x9050000", Folder())
+    assert states(run(rig), "iommu") == [State.FAILED]
+    assert gpu.override == ""
+    usual = vfio.probe
+
+    def probe(device: Device) -> None:  # Linux 6.12 on Arm: really_probe in drivers/base/dd.c
+        rig.pci._join(device, 77)
+        usual(device)
+
+    vfio.probe = probe
+    assert states(run(rig, dry_run=True), "iommu") == [State.MISSING]
+    assert states(run(rig), "iommu") == [State.DONE]
+    assert (gpu.group, gpu.driver, gpu.override) == (77, "", "")
+    assert states(run(rig), "iommu") == []
 
 
 def test_dangling_device_nodes_go_and_wrong_ones_are_replaced(rig: Rig) -> None:
