@@ -25,6 +25,7 @@ nodes, two SR-IOV adapters and simulated GPUs, for tests that need real kernel
 interfaces of devices. Needs root.
 """
 _BOOT_S = 300
+_ASK_S = 15
 _NO_ANSWER = 125
 
 
@@ -76,13 +77,30 @@ def _up(machine: Machine, arguments: argparse.Namespace) -> int:
     subprocess.run(publish, check=True, env=environment, stdout=2)
     hardware.start(machine, arch, selinux=arguments.selinux)
     with step("booting the machine"):
-        hwchannel.execute(machine.port, ["true"], "root", "", slower(_BOOT_S, arch.slowness))
+        _await_answer(machine, _BOOT_S * arch.slowness)
     with step("waiting for Slurm"):
         for _pause in deadline(_BOOT_S * arch.slowness):
             said = hwchannel.execute(machine.port, ["sinfo", "-h", "-o", "%T"], "root", "", slower(60))
             if said.out.strip() == "idle":
                 return 0
     raise LabError(f"slurmd did not register: {said.out}{said.err}")
+
+
+def _await_answer(machine: Machine, timeout_s: int) -> None:
+    """Ask until the machine answers: a question that comes before its system is lost, as UEFI reads the port.
+
+    Raises:
+        LabError: it does not answer, or has ended.
+    """
+    for _pause in deadline(timeout_s):
+        try:
+            hwchannel.execute(machine.port, ["true"], "root", "", slower(_ASK_S))
+        except LabError as err:
+            if not isinstance(err.__cause__, TimeoutError):
+                raise
+        else:
+            return
+    raise LabError(f"the machine did not answer within {slower(timeout_s):g} s; see: hwlab console")
 
 
 def _exec(machine: Machine, arguments: argparse.Namespace) -> int:
