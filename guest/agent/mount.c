@@ -17,8 +17,8 @@
 #define READ_AHEAD_KIB "1024"
 
 /*
- * The disk with the snapshot of a share: its serial number is the tag. 0: there is none, so that
- * the share is a virtiofs. device gets its path.
+ * Finds the disk with the snapshot of a share by its serial number, which is the tag; device gets
+ * its path. False: the share has no snapshot, and is a virtiofs.
  */
 static bool disk_of(const char *tag, char *device, size_t size)
 {

@@ -56,7 +56,7 @@ class Arch:
         """Its system with SELinux.
 
         Raises:
-            LabError: there is none.
+            LabError: the machine of this architecture has no SELinux.
         """
         if self.guest is not X86_64:
             raise LabError(f"hwlab has no machine of {self.name} with SELinux; leave out --selinux or --arch")

@@ -28,6 +28,9 @@ from vhpc_slurm.record import Record
 
 FOLDER = "snapshots"
 SUFFIX = ".erofs"
+DAY_S = 86400
+LEFT_DAYS = 1
+"""An unfinished file is so old if its command was killed."""
 LIMIT = 64 << 10
 """Bytes of a file that names a snapshot."""
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
@@ -139,7 +142,7 @@ def remove_old(config: Images, path: str, keep_days: float) -> list[str]:
     Args:
         config: has the catalogue.
         path: the folder.
-        keep_days: days that a snapshot stays after the current one has replaced it.
+        keep_days: days that a snapshot stays after the next one has replaced it.
 
     Raises:
         OSError, FabricError: the folder, or the current snapshot, cannot be read.
@@ -148,12 +151,14 @@ def remove_old(config: Images, path: str, keep_days: float) -> list[str]:
     used = current(config, path)
     if used is None:
         return []
-    replaced = (top / f"{_name(path)}.json").stat().st_mtime
+    written = {file: file.stat().st_mtime for file in sorted(_of(top, path))}
+    whole = [file for file in written if not file.name.startswith(".")]
+    # a snapshot was replaced when the next one was written
+    since = dict(zip(whole, (written[file] for file in whole[1:]), strict=False))
     gone = []
-    for file in sorted(_of(top, path)):
-        left = file.name.startswith(".") and now - file.stat().st_mtime > 86400
-        old = not file.name.startswith(".") and file.name != used.file and now - replaced >= keep_days * 86400
-        if left or old:
+    for file, at in written.items():
+        keep = keep_days if file in whole else LEFT_DAYS
+        if file.name != used.file and now - since.get(file, at) >= keep * DAY_S:
             file.unlink()
             gone.append(file.name)
     return gone

@@ -136,9 +136,10 @@ def scan(top: Path, excluded: Collection[str]) -> tuple[int, int, list[str]]:
 
     Returns:
         the number of regular files, their bytes, and the paths, ``.`` for the folder itself, that some user
-        cannot read: by their mode, or perhaps by an ACL.
+        cannot read: by their mode, that of a folder above, or perhaps by an ACL.
     """
-    if not _is_open(str(top), top.stat()):
+    shut = (above for above in top.resolve().parents if not above.stat().st_mode & 0o001)
+    if any(shut) or not _is_open(str(top), top.stat()):
         return 0, 0, ["."]
     closed, sizes, stack = [], dict[tuple[int, int], int](), [""]
     while stack:

@@ -11,7 +11,7 @@ class HostCpu(Record, frozen=True, order=True):
     """One logical CPU: Linux numbers, and its place in the host's topology.
 
     ``cluster`` numbers the groups of cores that share a cache or a part of the bus
-    (cluster_cpus in Linux); -1: the core is in none.
+    (cluster_cpus in Linux); -1 for a core without a cluster.
     """
 
     os_cpu: int

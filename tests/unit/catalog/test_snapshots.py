@@ -69,13 +69,25 @@ def test_folders_with_similar_names_have_files_of_their_own(site: Images) -> Non
 def test_a_replaced_snapshot_stays_for_its_days(site: Images) -> None:
     old = made(site, "/sw", b"old", "20260101T000000Z")
     new = made(site, "/sw", b"newer", "20260102T000000Z")
+    age(snapshots.folder(site) / old.file, 100)
     assert snapshots.remove_old(site, "/sw", 14) == []
-    (pointer,) = (name for name in names(site) if name.endswith(".json"))
-    age(snapshots.folder(site) / pointer, 13.9)
+    age(snapshots.folder(site) / new.file, 13.9)
     assert snapshots.remove_old(site, "/sw", 14) == []
-    age(snapshots.folder(site) / pointer, 0.2)
+    age(snapshots.folder(site) / new.file, 0.2)
     assert snapshots.remove_old(site, "/sw", 14) == [old.file]
-    assert names(site) == sorted([new.file, pointer])
+    assert [name for name in names(site) if not name.endswith(".json")] == [new.file]
+
+
+def test_daily_snapshots_stay_for_their_days_and_no_longer(site: Images) -> None:
+    """Each day's command makes one, and removes what is too old."""
+    for day in range(20):
+        for file in snapshots.folder(site).glob("*.erofs"):
+            age(file, 1)
+        made(site, "/sw", b"x", f"202601{day + 1:02}T000000Z")
+        snapshots.remove_old(site, "/sw", 5)
+    kept = [name for name in names(site) if name.endswith(".erofs")]
+    # the current one, and those that were replaced 0, 1, 2, 3 and 4 days ago
+    assert [name.rpartition("-")[2][6:8] for name in kept] == ["15", "16", "17", "18", "19", "20"]
 
 
 def test_the_rest_of_a_killed_command_goes_after_a_day(site: Images) -> None:
@@ -113,7 +125,7 @@ def test_a_snapshot_that_guests_cannot_use_is_refused(site: Images, why: str) ->
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"path": "/sw", "file": "../x.erofs", "size": 1, "files": 1, "bytes": 1, "began": 1}']
 )
-def test_a_pointer_that_is_none_is_refused(site: Images, text: str) -> None:
+def test_a_damaged_pointer_is_refused(site: Images, text: str) -> None:
     made(site, "/sw", b"new")
     (pointer,) = snapshots.folder(site).glob("*.json")
     (Path(site.catalog) / "x.erofs").write_bytes(b"x")

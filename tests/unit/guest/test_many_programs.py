@@ -26,10 +26,10 @@ def test_600_programs_run_at_once_in_a_guest(guest: Guest, tmp_path: Path) -> No
     running = [guest.popen("sh", "-c", script, "task", str(number)) for number in range(TASKS)]
     try:
         end = time.monotonic() + 4 * WAIT_S
-        while len(os.listdir(begun)) < TASKS:  # noqa: PTH208 - counts them
+        while len(os.listdir(begun)) < TASKS:  # noqa: PTH208 - a Path for each of them is slow
             ended = [one for one in running if one.poll() is not None]
             assert not ended, ended[0].communicate()[1]
-            assert time.monotonic() < end, f"{len(os.listdir(begun))} of {TASKS} have begun"  # noqa: PTH208
+            assert time.monotonic() < end, f"{len(os.listdir(begun))} of {TASKS} have begun"  # noqa: PTH208 - the same
             time.sleep(0.2)
         gate.open("w").close()  # all of them have it open, or will not block: it stays open for a moment
         said = [one.communicate(timeout=4 * WAIT_S)[0] for one in running]

@@ -80,6 +80,13 @@ def test_what_not_all_users_can_read_is_refused(tree: Path, path: str) -> None:
     assert "--exclude=PATH" in raised.value.hint
 
 
+def test_a_folder_below_a_closed_one_is_refused(tree: Path) -> None:
+    tree.parent.chmod(0o750)
+    assert snapshot.scan(tree, ()) == (0, 0, ["."])
+    with pytest.raises(UserError, match="cannot make a snapshot of"):
+        written(tree)
+
+
 def test_a_refusal_names_some_files_and_counts_the_rest(tree: Path) -> None:
     for number in range(8):
         (tree / f"f{number}").touch(0o600)

@@ -23,7 +23,7 @@ KEEP_DAYS = 14.0
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A folder of shares.snapshots: its current snapshot, or why there is none."""
+    """A folder of shares.snapshots, with its current snapshot or the reason for having none."""
 
     path: str
     snapshot: snapshots.Snapshot | None

@@ -60,7 +60,7 @@ def saved(config: Config, shares: Iterable[Share], files: Mapping[str, str]) -> 
         raise UserError(
             "the checkpoint cannot be resumed",
             f"its guest has mounted the snapshot {file} of {path}, which is not there any more",
-            "resume a later checkpoint, or begin anew",
+            "resume a later checkpoint, or submit the job again without --vhpc-resume",
         )
     return found
 
@@ -71,5 +71,5 @@ def of(share: Share, file: str) -> Share:
 
 
 def kept(shares: Iterable[Share]) -> tuple[tuple[str, str], ...]:
-    """What a checkpoint of a guest keeps of its snapshots: folders and files."""
+    """Folders and files of a guest's snapshots, for its checkpoint."""
     return tuple((share.path, share.snapshot) for share in shares if share.snapshot)
