@@ -2,13 +2,13 @@
 /*
  * One hook, one connection.  To vhpc-hookd: the length of the rest, as 4 bytes in the order of the
  * host; then the hook's word and the environment, each text with its final zero.  From vhpc-hookd:
- * 'R' when it is ready.  To vhpc-hookd: 'S' with stdout and stderr as SCM_RIGHTS; the hook starts.
- * From vhpc-hookd: one byte, the hook's exit status.
+ * 'R' when it is ready.  To vhpc-hookd: 'S' with stdout and stderr as SCM_RIGHTS.  From vhpc-hookd:
+ * 'B' when the hook begins, and its exit status as one byte when it has ended.
  *
- * The descriptors go last, because slurmctld waits until no process has the hook's stdout: a
- * stopped vhpc-hookd would hold it.  A connection that ends earlier means that the hook did not
- * end. vhpc-hookd ends a hook whose connection is closed, so a hook that slurmctld kills does not
- * continue.
+ * The descriptors go last, because Slurm waits until no process has the hook's stdout: a stopped
+ * vhpc-hookd would hold it.  A connection that ends after 'B' means that the hook was killed.
+ * vhpc-hookd ends a hook whose connection is closed, so a hook that Slurm kills does not continue.
+ * Compute nodes have another process with the same protocol.
  */
 #include "ask.h"
 
@@ -26,11 +26,12 @@
 enum {
     /* a stopped or overloaded vhpc-hookd costs this much, then the hook runs without it */
     START_MS = 10 * 1000,
-    /* far longer than all deadlines inside of a hook together */
-    END_MS = 30 * 60 * 1000,
     /* the kernel accepts larger environments, Slurm does not make them */
     LONGEST = 8 * 1024 * 1024,
 };
+
+/* a deadline that never passes */
+static const int64_t never = INT64_MAX;
 
 static int64_t now_ms(void)
 {
@@ -46,10 +47,10 @@ static bool wait_for(int fd, short events, int64_t deadline)
     struct pollfd one = {.fd = fd, .events = events};
 
     for (;;) {
-        int64_t left = deadline - now_ms();
+        int64_t left = deadline == never ? -1 : deadline - now_ms();
         int ready;
 
-        if (left <= 0)
+        if (left <= 0 && deadline != never)
             return false;
         ready = poll(&one, 1, (int)left);
         if (ready > 0)
@@ -162,7 +163,7 @@ static int receive(int fd, int64_t deadline)
     }
 }
 
-int ask_hookd(const char *path, const char *word, char *const *environment)
+int ask_hookd(const char *path, const char *word, char *const *environment, int limit_ms)
 {
     int64_t deadline = now_ms() + START_MS;
     int status = ASK_NOT_RUN;
@@ -174,8 +175,11 @@ int ask_hookd(const char *path, const char *word, char *const *environment)
         return ASK_NOT_RUN;
     body = pack(word, environment, &length);
     if (body != NULL && send_body(fd, body, length, deadline) && receive(fd, deadline) == 'R' &&
-        send_start(fd))
-        status = receive(fd, now_ms() + END_MS);
+        send_start(fd) && receive(fd, deadline) == 'B') {
+        status = receive(fd, limit_ms == ASK_NO_LIMIT ? never : now_ms() + limit_ms);
+        if (status == ASK_NOT_RUN)
+            status = ASK_KILLED;
+    }
     free(body);
     (void)close(fd);
     return status;

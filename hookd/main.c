@@ -17,6 +17,11 @@
 
 #include "ask.h"
 
+enum {
+    /* far longer than all deadlines inside of a hook together */
+    LONGEST_MS = 30 * 60 * 1000,
+};
+
 static char *const *python(const char *word)
 {
     static char *arguments[] = {
@@ -37,7 +42,9 @@ static int without_guests(void)
     char *const *arguments = python(word);
     pid_t child;
 
-    if (ask_hookd(VHPC_HOOKD_SOCKET, word, environ) == ASK_NOT_RUN &&
+    int status = ask_hookd(VHPC_HOOKD_SOCKET, word, environ, LONGEST_MS);
+
+    if ((status == ASK_NOT_RUN || status == ASK_KILLED) &&
         posix_spawn(&child, arguments[0], NULL, NULL, arguments, environ) == 0)
         (void)waitpid(child, NULL, 0);
     return 0;
@@ -54,7 +61,7 @@ int main(void)
         bool tells = strcmp(word, "prolog") == 0 && leader != NULL && leader[0] != '\0';
         return tells ? without_guests() : 0;
     }
-    status = ask_hookd(VHPC_HOOKD_SOCKET, word, environ);
+    status = ask_hookd(VHPC_HOOKD_SOCKET, word, environ, LONGEST_MS);
     if (status >= 0)
         return status;
     if (status == ASK_TOO_LONG) {

@@ -55,6 +55,7 @@ def deploy(lab: Lab, record: Record) -> Deployment:
     stale: set[str] = set()
     if _sync(modules, lab.deployed / "python"):
         stale |= {"vhpcd", "vhpc-hookd"}
+        _renew(lab.deployed / "python/__init__.py")
     if "vhpc.so" in changed:
         stale.add("slurmd")
     return Deployment(stale, failures)
@@ -105,7 +106,7 @@ def _builder() -> dict[str, Path]:
 def _parts(rootfs: Path, toolchain: Path | None) -> tuple[_Part, ...]:
     guest = (
         *("vhpc-run", "vhpc-shim", "vhpc-locks", "vhpc-sbcast", "vhpc-confine"),
-        *("vhpc-measure", "vhpc-measure-mpi", "prolog-slurmctld", "epilog-slurmctld"),
+        *("vhpc-measure", "vhpc-measure-mpi", "prolog-slurmctld", "epilog-slurmctld", "vhpc-node-hook"),
     )
     # loads only in the Slurm whose headers it was built with: one build folder per system tree
     folder = _build_folder(rootfs)
@@ -213,6 +214,13 @@ def _sync(files: dict[str, Path], target: Path) -> set[str]:
         elif path.is_dir() and path.name != "__pycache__" and not any(path.glob("[!_]*")):
             _drop_empty(path)
     return changed
+
+
+def _renew(module: Path) -> None:
+    """Replace a file by its copy, as package managers do: processes of hooks see a newer package."""
+    new = module.with_name(f".{module.name}.new")
+    shutil.copy2(module, new)
+    new.replace(module)
 
 
 def _drop_bytecode(module: Path) -> None:

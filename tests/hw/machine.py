@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HWLAB = str(ROOT / "lab/hwlab")
 IMAGE = "debian-minimal"
 # patterns of command lines
-QEMU, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "[v]hpc_slurm.hooks.prolog"
+QEMU, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "[v]hpc_slurm.hooks.prolog|[v]hpc-node-hook prolog"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 # as lab/vlablib/hardware.py places them
 GPU, VF, PF = "0000:42:00.0", "0000:41:10.0", "0000:41:00.0"

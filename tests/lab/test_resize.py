@@ -144,7 +144,7 @@ def test_an_epilog_killed_on_a_released_node_is_made_up_for(lab: Lab) -> None:
     runs(lab, job)
     kill_qemu(lab, job, "n2", "STOP")
     lab.run("login", "scontrol", "update", f"JobId={job.id}", "NumNodes=1", user="alice")
-    kill = ("pkill", "-KILL", "-f", "vhpc_slurm[.]hooks[.]epilog")
+    kill = ("pkill", "-KILL", "-f", "vhpc_slurm[.]hooks[.]epilog|vhpc-node-hook epilog")
     until(lambda: lab.run("n2", *kill, check=False).code == 0, "an Epilog on n2", 30)
     assert held(lab, job, "n2")
     lab.vhpc("n2", "reconcile", check=False)

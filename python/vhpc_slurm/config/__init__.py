@@ -179,6 +179,15 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             'like "1G:0=64"'
         ),
     ] = ()
+    preloaded_hooks_s: Annotated[
+        int,
+        documented(
+            "how long a process with the Python of Prolog and Epilog in memory (some 40 MiB) waits for the "
+            "next one after an Epilog, in seconds; 0: no process",
+            ge=0,
+            le=86400,
+        ),
+    ] = 600
     commands: Annotated[
         tuple[str, ...], documented("Slurm commands that work inside guests by running on the host")
     ] = (

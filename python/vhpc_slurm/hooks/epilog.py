@@ -12,7 +12,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, timelimit
+from vhpc_slurm.hooks import common, preloading, timelimit
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
@@ -142,7 +142,15 @@ def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:
 
 def entry() -> int:
     """Process entry point."""
-    return common.main("epilog", run)
+    return common.main("epilog", _run_and_preload)
+
+
+def _run_and_preload(config: Config) -> int:
+    """Run in a Python of its own, and spare the next hooks one."""
+    try:
+        return run(config)
+    finally:
+        preloading.start(config)
 
 
 if __name__ == "__main__":

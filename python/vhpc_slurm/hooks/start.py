@@ -43,6 +43,7 @@ LATE = {
     "vhpc_slurm.hooks.slurmctld": (_SCONTROL,),
     "vhpc_slurm.hooks.hookd": (_SCONTROL,),
     "vhpc_slurm.hooks.follower": (_SCONTROL, "vhpc_slurm.slurm.comments"),
+    "vhpc_slurm.hooks.preloaded": ("vhpc_slurm.hooks.bringup", _SCONTROL, "vhpc_slurm.slurm.comments"),
     "vhpc_slurm.hooks.keeper": (_SCONTROL, "vhpc_slurm.slurm.comments"),
 }
 """Modules that a hook imports only when it needs them."""
@@ -69,6 +70,11 @@ class _Started:
 
     version: tuple[int, int, int] | None = None
     deadline = 0.0
+
+
+def settled() -> None:
+    """This process has imported all that it will ever need, and must not be started again."""
+    _Started.version = None
 
 
 def _of_one_version(imports: Callable[[], T]) -> T:

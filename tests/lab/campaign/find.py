@@ -52,7 +52,10 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
             found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
     elif role == "keeper" and "vhpc_slurm.hooks.keeper" in words:
         found = re.search(r"hooks\.keeper (\d+)\.", line)
-    elif role in ("prolog", "epilog") and f"vhpc_slurm.hooks.{role}" in words:
+    elif role in ("prolog", "epilog") and (
+        f"vhpc_slurm.hooks.{role}" in words
+        or (Path(words[0]).name == "vhpc-node-hook" and words[1] == role)  # a preloaded process serves it
+    ):
         found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
     return int(found[1]) if found else 0
 

@@ -12,28 +12,28 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import hook_rig
 import pytest
+from hook_rig import ROOT, build, gone, listens, until
 
-from pace import limit
 from vhpc_slurm.cli.host.checks import Level
 from vhpc_slurm.cli.host.checks import hookd as doctor
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
-from vhpc_slurm.hooks import hookd
+from vhpc_slurm.hooks import hookd, serving
 
-ROOT = Path(__file__).parents[3]
 DAEMON = """
 import os, subprocess, sys, time
 from pathlib import Path
 from vhpc_slurm import config
-from vhpc_slurm.hooks import hookd, slurmctld
+from vhpc_slurm.hooks import hookd, serving, slurmctld
 folder = Path(sys.argv[1])
 hookd.SOCKET = folder / "run/socket"
-hookd.DEFAULT_PATH = config.DEFAULT_PATH = folder / "vhpc.toml"
+serving.DEFAULT_PATH = config.DEFAULT_PATH = folder / "vhpc.toml"
 hookd.HOOKS, hookd.KNOWN = 5, 2
 def prolog(config):
     print("hook", os.environ["SLURM_JOB_ID"], os.environ["SPANK_VHPC_IMAGE"], len(os.environ), flush=True)
@@ -52,26 +52,8 @@ def without(config):
 slurmctld.HOOKS.update({"prolog": prolog, "epilog": epilog, "without-guests": without})
 sys.exit(hookd.entry())
 """
-PYTHON = '#!/bin/sh\necho "python $*"\nexit ${STATUS:-0}\n'
 DIRECT = "python -I -m vhpc_slurm.hooks.start vhpc_slurm.hooks.slurmctld"
 JOB = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SPANK_VHPC_IMAGE": "debian"}
-
-
-def until(true: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + limit(seconds)
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-ACCEPTS = "00010000"  # __SO_ACCEPTCON, flags of /proc/net/unix
 
 
 class Rig:
@@ -79,27 +61,10 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.socket = folder, folder / "run/socket"
-        python = folder / "python"
-        python.write_text(PYTHON)
-        python.chmod(0o755)
         (folder / "vhpc.toml").write_text("[controller]\nport = 1234\n")
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
-            pytest.skip("no C compiler: install gcc, or set CC")
-        names = {"VHPC_PYTHON": python, "VHPC_HOOKD_SOCKET": self.socket}
+        python = hook_rig.python(folder)
         for word in ("prolog", "epilog"):
-            defines = [f'-D{name}="{value}"' for name, value in ({"VHPC_WORD": word} | names).items()]
-            sources: list[str | Path] = [ROOT / "hookd/main.c", ROOT / "hookd/ask.c"]
-            command: list[str | Path] = [
-                compiler,
-                "-std=gnu17",
-                "-D_GNU_SOURCE",
-                *defines,
-                "-o",
-                folder / word,
-                *sources,
-            ]
-            subprocess.run(command, check=True)
+            build(folder / word, "main.c", VHPC_WORD=word, VHPC_PYTHON=python, VHPC_HOOKD_SOCKET=self.socket)
         self.daemon: subprocess.Popen[bytes] | None = None
 
     def serve(self, package: Path = ROOT / "python") -> subprocess.Popen[bytes]:
@@ -107,13 +72,8 @@ class Rig:
         self.daemon = subprocess.Popen(
             [sys.executable, "-B", "-c", DAEMON, self.folder], env=environment, cwd="/"
         )
-        until(self._listens)
+        until(lambda: listens(self.socket))
         return self.daemon
-
-    def _listens(self) -> bool:
-        # a connection would be a client, which a child would serve
-        sockets = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
-        return any(words[3] == ACCEPTS and words[-1] == str(self.socket) for words in sockets)
 
     def start(self, word: str = "prolog", environment: dict[str, str] = JOB) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -365,7 +325,7 @@ def test_all_parts_name_the_same_socket_and_limit() -> None:
     assert hookd.SOCKET == doctor.SOCKET
     assert hookd.SOCKET.parent == Path("/run/vhpc-hookd")
     assert "RuntimeDirectory=vhpc-hookd\n" in (ROOT / "systemd/vhpc-hookd.service.in").read_text()
-    assert f"LONGEST = {hookd.MAX_REQUEST >> 20} * 1024 * 1024" in (ROOT / "hookd/ask.c").read_text()
+    assert f"LONGEST = {serving.MAX_REQUEST >> 20} * 1024 * 1024" in (ROOT / "hookd/ask.c").read_text()
 
 
 @pytest.mark.promise("hookd.killed")
