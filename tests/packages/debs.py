@@ -33,6 +33,8 @@ USED = (
     "logrotate: valid",
 )
 """Lines of programs that a trial of packages has run."""
+STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}
+"""Accounts of removed packages stay, as Debian's rules recommend."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from debs import LIMIT_S, NAMES, USED, Suite, newer, run
+from debs import LIMIT_S, NAMES, STAYS, USED, Suite, newer, run
 
 DAEMONS = ("vhpc-hookd", "vhpc-web", "vhpcd")
-# accounts of removed packages stay, as Debian's rules recommend
-STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 

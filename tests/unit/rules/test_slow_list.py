@@ -23,6 +23,14 @@ def test_c_test_left_out_exists_and_has_a_reason(name: str) -> None:
     assert len(ARM64["ctest"][name].split()) >= 3
 
 
+@pytest.mark.parametrize("name", sorted(ARM64["unit"]))
+def test_unit_test_left_out_exists_and_has_a_reason(name: str) -> None:
+    path, _, test = name.partition("::")
+    assert test or (TESTS / "unit" / path).exists()
+    assert not test or re.search(rf"^def {re.escape(test)}\(", (TESTS / "unit" / path).read_text(), re.M)
+    assert len(ARM64["unit"][name].split()) >= 3
+
+
 @pytest.mark.parametrize("name", sorted(SLOW))
 def test_slow_test_exists_and_has_a_reason(name: str) -> None:
     path, _, test = name.partition("::")

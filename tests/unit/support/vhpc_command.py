@@ -54,18 +54,20 @@ def two_sockets(sys_root: Path) -> None:
         (sys_root / name).write_text(text + "\n")
 
 
-def publish(catalog: Path, store: Path) -> None:
+def publish(catalog: Path, store: Path, arch: str = os.uname().machine) -> None:
     """An image tiny:1 whose kernel is in the node's store already, and a broken one."""
     base = json.loads((Path(__file__).parents[2] / "data/manifests/manifest.json").read_text())
     blobs = {}
     for name, data in (("kernel", b"k" * 1024), ("initrd", b"i" * 512), ("root", b"r" * 2048)):
         digest = hashlib.sha256(data).hexdigest()
         blobs[name] = base[name] | {"sha256": digest, "size": len(data)}
+        if name == "kernel" and arch == "aarch64":
+            blobs[name]["media_type"] = "application/vnd.vhpc.kernel.image"
         for top in (catalog, store) if name == "kernel" else (catalog,):
             (top / "blobs/sha256").mkdir(parents=True, exist_ok=True)
             (top / "blobs/sha256" / digest).write_bytes(data)
     manifest = base | blobs | {
-        "arch": os.uname().machine, "cmdline": "", "min_cpus": 1, "min_memory_mib": 300,
+        "arch": arch, "cmdline": "", "min_cpus": 1, "min_memory_mib": 300,
         "drivers": {"virtio_blk": ""}, "description": "for [bold]tests[/bold]",
         "provenance": base["provenance"] | {"created": "2026-01-02T03:04:05Z"},
     }  # fmt: skip
