@@ -65,13 +65,13 @@ class Rig:
 
     def serve(self, seconds: int = 600, package: Path = ROOT / "python") -> subprocess.Popen[bytes]:
         environment = {"PATH": JOB["PATH"], "PYTHONPATH": str(package)}
-        command = [sys.executable, "-B", "-c", SERVER, self.folder, str(seconds)]
+        command = [sys.executable, "-B", "-c", SERVER, str(self.folder), str(seconds)]
         self.server = subprocess.Popen(command, env=environment, cwd="/")
         until(lambda: listens(self.socket))
         return self.server
 
     def start(self, *before: str, word: str = "prolog", **more: str) -> subprocess.Popen[str]:
-        command = [*before, self.program, word]
+        command = [*before, str(self.program), word]
         return subprocess.Popen(
             command, env=JOB | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
