@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from vhpc_slurm.terminal import one_line
 
-UNDECODABLE = (ValueError, RecursionError)
-"""Exceptions of JSON and TOML decoders for invalid syntax, invalid UTF-8, or too deep nesting."""
-
 
 class VhpcError(Exception):
     """Base of all errors of this package.

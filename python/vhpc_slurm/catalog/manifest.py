@@ -217,6 +217,8 @@ def decode_whole(raw: bytes) -> Manifest:
             return _decode(raw)
     except RecursionError as err:
         raise ValueError("it is nested too deeply") from err
+    except msgspec.MsgspecError as err:  # no ValueError before msgspec 0.20
+        raise ValueError(str(err)) from err
     raise ValueError(f"schema {schema}, this vhpc knows {SCHEMA}")
 
 

@@ -27,7 +27,8 @@ from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule, check_rules
 from vhpc_slurm.config.setting import documented
 from vhpc_slurm.config.shares import Shares
-from vhpc_slurm.errors import UNDECODABLE, NodeError
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.undecodable import UNDECODABLE
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
 TABLES = (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager), ("policy", Rule))

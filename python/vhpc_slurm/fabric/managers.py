@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.child import LineChild
 from vhpc_slurm.fabric.fence import ALONE, FabricWriter
@@ -30,6 +30,7 @@ from vhpc_slurm.fabric.opensm import (
 )
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.smp import FabricReader, Port, Scan
+from vhpc_slurm.undecodable import UNDECODABLE
 
 MAX_SAID = 1000
 """The most lines of a log in one answer of a remote host."""

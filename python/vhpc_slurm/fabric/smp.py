@@ -29,8 +29,9 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.child import LineChild
+from vhpc_slurm.undecodable import UNDECODABLE
 
 NODE_INFO, SWITCH_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0012, 0x0015, 0x0016
 SWITCH = 2

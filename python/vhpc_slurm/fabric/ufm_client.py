@@ -27,11 +27,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import FabricRefusedError
 from vhpc_slurm.fabric.fence import ALONE, FabricWriter
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
 from vhpc_slurm.terminal import printable
+from vhpc_slurm.undecodable import UNDECODABLE
 
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""

@@ -23,6 +23,7 @@ from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity
 from vhpc_slurm.progress import counter
+from vhpc_slurm.undecodable import UNDECODABLE
 
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a root."""
@@ -179,5 +180,5 @@ def _entries(path: Path, side: Side, max_files: int) -> Iterator[Entry]:
                 if not (line := file.readline(LINE_MAX)):
                     return
                 yield msgspec.convert(json.loads(line), Entry)
-    except (OSError, ValueError, RecursionError) as err:
+    except (OSError, *UNDECODABLE) as err:
         raise UserError(f"cannot read the root of {side.image.ref.label}", f"its listing: {err}") from err

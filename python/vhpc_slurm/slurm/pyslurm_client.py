@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.slurm.pyslurm_worker import MAX_ANSWER
+from vhpc_slurm.undecodable import UNDECODABLE
 
 START_S = 10.0
 """How long the child may take to import pyslurm, in seconds."""

@@ -19,12 +19,14 @@ FLOORS = (
     {"fabric", "slurm", "placement", "domain", "importing", "policy"},
     {"bootfiles", "config", "catalog", "model", "device", "hardware", "cpulist", "munge", "pointers"},
     {"errors"},
-    {"terminal", "loglines", "files", "chunks", "rootport", "record", "progress", "options", "architecture"},
+    {"terminal", "loglines", "files", "chunks", "rootport", "record", "progress", "options", "architecture"}
+    | {"undecodable"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = (
     *("catalog", "munge", "config", "model", "device", "hardware", "cpulist", "pointers", "errors"),
     *("loglines", "terminal", "files", "chunks", "rootport", "record", "progress", "options", "architecture"),
+    "undecodable",
 )
 # The same inside a room, from the top. Layers of one floor do not know each other.
 LAYERS = {

@@ -16,7 +16,7 @@ import msgspec
 
 from vhpc_slurm.catalog import with_list
 from vhpc_slurm.cli.images.relay import LIFETIMES, NODES_MAX, Begin, Joined, Sources
-from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import ImageIdentity
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store.layout import Layout
@@ -24,6 +24,7 @@ from vhpc_slurm.node.store.peers import membership
 from vhpc_slurm.node.store.peers.client import Lineage
 from vhpc_slurm.node.store.peers.offers import Offer
 from vhpc_slurm.slurm import hostlist
+from vhpc_slurm.undecodable import UNDECODABLE
 
 ORDER_S = 120.0
 """Longest wait for a line of vhpc image warm, in seconds."""

@@ -17,11 +17,11 @@ from typing import Annotated
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.node.store.peers.offers import RUN
 from vhpc_slurm.node.store.peers.tree import FANOUT
 from vhpc_slurm.slurm import noderuns
 from vhpc_slurm.slurm.noderuns import Ended, NodeRuns, Place, Run
+from vhpc_slurm.undecodable import UNDECODABLE
 
 OPTION = "--peers"
 """Of vhpc image stage, which then reads ``Begin`` and ``Sources``, and writes ``Joined`` and its result."""

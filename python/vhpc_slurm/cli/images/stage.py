@@ -20,7 +20,7 @@ from vhpc_slurm.cli.images import relay
 from vhpc_slurm.cli.options import Json
 from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.copying import CATALOGUE, KEPT
@@ -28,6 +28,7 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.peers.client import Lineage
 from vhpc_slurm.slurm.noderuns import Ended, NodeRuns, Place
 from vhpc_slurm.terminal import one_line
+from vhpc_slurm.undecodable import UNDECODABLE
 
 COMMAND = ("vhpc", "image", "stage")
 MEMORY_MIB = 256

@@ -26,9 +26,10 @@ from pathlib import Path
 import msgspec
 
 from vhpc_slurm.config.controller import Controller
-from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
+from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import NODE_NAME
 from vhpc_slurm.slurm.port import Slurm, SlurmNode
+from vhpc_slurm.undecodable import UNDECODABLE
 
 log = logging.getLogger("vhpcd")
 

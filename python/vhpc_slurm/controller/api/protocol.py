@@ -385,6 +385,8 @@ def _decode(kind: Any, raw: bytes | msgspec.Raw) -> Any:
         return _decoder(kind).decode(raw)
     except RecursionError as err:
         raise ValueError("nested too deeply") from err
+    except msgspec.MsgspecError as err:  # no ValueError before msgspec 0.20
+        raise ValueError(str(err)) from err
 
 
 def preload() -> None:

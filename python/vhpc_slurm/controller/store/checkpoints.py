@@ -17,9 +17,10 @@ from vhpc_slurm.controller.store.checkpoint_sizes import SizeStore, SqlSizes
 from vhpc_slurm.controller.store.sql import Database, among
 from vhpc_slurm.controller.store.viewing import visible
 from vhpc_slurm.controller.wire_types import LeaseWire
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import CheckpointState, Generation, KeeperState, Lease, SavedNode, Viewer
 from vhpc_slurm.record import Record
+from vhpc_slurm.undecodable import UNDECODABLE
 
 _COLUMNS = (
     "id, name, uid, account, job_id, generation, state, created, updated, stop, requeue, secret, origin,"

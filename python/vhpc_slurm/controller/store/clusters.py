@@ -15,9 +15,10 @@ from typing import Protocol
 import msgspec
 
 from vhpc_slurm.controller.store.sql import Database, among
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import ClusterMember, Generation
 from vhpc_slurm.options import cluster_account
+from vhpc_slurm.undecodable import UNDECODABLE
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import msgspec
 
 from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.controller.store.viewing import visible
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, NodeReport, Viewer
+from vhpc_slurm.undecodable import UNDECODABLE
 
 KEPT_NODES = 64
 """Reports of a generation at most; those of further nodes are not stored."""

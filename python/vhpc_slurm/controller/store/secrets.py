@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from vhpc_slurm.controller.store.sql import Database
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation
+from vhpc_slurm.undecodable import UNDECODABLE
 
 Secret = TypeVar("Secret")
 TABLES = ("ssh_key", "tunnel_key")

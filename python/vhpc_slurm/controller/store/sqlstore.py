@@ -27,7 +27,7 @@ from vhpc_slurm.controller.store.sql import Database, among
 from vhpc_slurm.controller.store.usage import SqlUsage, UsageStore
 from vhpc_slurm.controller.store.viewing import visible
 from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import (
     ALARM,
     TOLD,
@@ -41,6 +41,7 @@ from vhpc_slurm.model import (
     TunnelKeyPairs,
     Viewer,
 )
+from vhpc_slurm.undecodable import UNDECODABLE
 
 _AT_ONCE = 500
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from vhpc_slurm.controller.store.sql import Database
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, GuestUsage, NodeUsage
+from vhpc_slurm.undecodable import UNDECODABLE
 
 NEAR = 16
 """Among so many nodes behind one that has reported another is looked for that has not."""

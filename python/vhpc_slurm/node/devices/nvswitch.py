@@ -25,9 +25,10 @@ from typing import Protocol
 import msgspec
 
 from vhpc_slurm.config import Devices
-from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, UserError
+from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import ImageIdentity, NodePlan
 from vhpc_slurm.record import Record
+from vhpc_slurm.undecodable import UNDECODABLE
 
 PROGRAM = "nv-fabricmanager"
 MODULE = "nvidia"
@@ -87,7 +88,7 @@ class Fmpm:
         said = self._run("-l")
         try:
             found = msgspec.json.decode(said, type=_Partitions)
-        except (msgspec.ValidationError, *UNDECODABLE) as err:
+        except UNDECODABLE as err:
             raise NodeError(
                 "the list of NVSwitch partitions cannot be read", str(err), "see devices.fmpm"
             ) from err

@@ -18,8 +18,9 @@ import msgspec
 
 from vhpc_slurm import files
 from vhpc_slurm.device import is_key
-from vhpc_slurm.errors import UNDECODABLE, NodeError, TeardownError
+from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.undecodable import UNDECODABLE
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
         path = layout.quarantine / name
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=QuarantineRecord))
-        except (OSError, msgspec.ValidationError, *UNDECODABLE) as err:
+        except (OSError, *UNDECODABLE) as err:
             raise NodeError(f"cannot read {path}", str(err), f"vhpc devices clear {key}") from err
     return tuple(found)
 

@@ -32,9 +32,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
+from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.record import Record
+from vhpc_slurm.undecodable import UNDECODABLE
 
 log = logging.getLogger("vhpc")
 

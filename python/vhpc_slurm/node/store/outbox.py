@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline
 from vhpc_slurm.record import Record
+from vhpc_slurm.undecodable import UNDECODABLE
 
 log = logging.getLogger("vhpc")
 

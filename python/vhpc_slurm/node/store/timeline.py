@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, Stage, Timeline
 from vhpc_slurm.model.lease import FAILED
+from vhpc_slurm.undecodable import UNDECODABLE
 
 log = logging.getLogger("vhpc")
 

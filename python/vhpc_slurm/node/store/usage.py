@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, GuestUsage, NodeUsage
+from vhpc_slurm.undecodable import UNDECODABLE
 
 
 def keep(path: Path, guests: Sequence[GuestUsage]) -> None:

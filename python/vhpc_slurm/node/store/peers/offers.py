@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from vhpc_slurm import files
-from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Blob, Generation
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.undecodable import UNDECODABLE
 
 NAME = "peers.json"
 LIMIT = 4 << 20

@@ -18,8 +18,9 @@ from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
-from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.munge import Credential
+from vhpc_slurm.undecodable import UNDECODABLE
 
 VERSION = 1
 MESSAGE_MAX = 8192
