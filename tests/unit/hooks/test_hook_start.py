@@ -23,7 +23,7 @@ NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
     *("chunks", "config", "controller", "cpulist", "device", "errors", "files", "hardware", "hooks"),
-    *("loglines", "model", "munge", "node", "options", "record", "rootport", "terminal"),
+    *("loglines", "model", "munge", "node", "options", "record", "rootport", "terminal", "undecodable"),
 }
 MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
 COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}
