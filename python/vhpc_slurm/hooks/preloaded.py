@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.controller import exchange
 from vhpc_slurm.domain import render
 from vhpc_slurm.hooks import common, epilog, preloading, prolog, serving, start
@@ -38,6 +39,8 @@ HOOKS: Mapping[str, Hook] = {
     "prolog": partial(common.main, "prolog", prolog.run),
     "epilog": partial(common.main, "epilog", epilog.run),
 }
+COMM = Path("/proc/self/comm")
+"""The name of a process in ps and top."""
 _STATUS = (
     *("Umask", "Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed"),
     *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
@@ -148,9 +151,16 @@ def _work(listener: socket.socket, lock: int, link: socket.socket, configuration
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         link.setblocking(True)
-        status = serving.serve(link, HOOKS, configuration)
+        hooks = {word: partial(_named, word, hook) for word, hook in HOOKS.items()}
+        status = serving.serve(link, hooks, configuration)
         if status is not None:
             with contextlib.suppress(OSError):
                 link.sendall(bytes([status]))
     finally:
         os._exit(0)
+
+
+def _named(word: str, hook: Hook, config: Config | None) -> int:
+    """Run a hook in a process that has its name."""
+    COMM.write_text(f"vhpc-{word}", encoding="utf-8")
+    return hook(config)

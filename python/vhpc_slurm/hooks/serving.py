@@ -95,7 +95,6 @@ def serve(link: socket.socket, hooks: Mapping[str, Hook], configuration: Configu
     os.environb.clear()
     os.environb.update(environment)
     time.tzset()
-    _rename(f"vhpc-{word}")
     link.settimeout(None)
     watch = _Watch(link)
     status = hooks[word](None if "VHPC_CONFIG" in os.environ else configuration.current())
@@ -104,12 +103,6 @@ def serve(link: socket.socket, hooks: Mapping[str, Hook], configuration: Configu
     sys.stderr.flush()
     watch.end()
     return status
-
-
-def _rename(name: str) -> None:
-    """Set the name of this process in ps and top."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
 def _request(link: socket.socket) -> tuple[str, dict[bytes, bytes]]:
