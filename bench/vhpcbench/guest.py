@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import statistics
@@ -22,8 +21,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from vhpcbench.common import CHECKOUT, NODE, BenchError, Lab, Report, main
-from vhpcbench.plain import ON_NODE, GuestFacts, facts
+from vhpcbench.common import CHECKOUT, BenchError, Lab, Report, main
+from vhpcbench.plain import GuestFacts, facts, on_node, qemu
 from vhpcbench.targets import at_most
 
 sys.path.insert(0, str(CHECKOUT))
@@ -109,17 +108,10 @@ def _build(folder: Path, suite: str, packages: list[str]) -> None:
 
 def _measure(lab: Lab, files: dict[str, Path], guest: GuestFacts) -> float:
     """Seconds from QEMU's start to the login prompt."""
-    argv = ["qemu-system-x86_64", "-machine", f"{guest.machine},accel={guest.accel}", "-cpu", guest.cpu]
-    argv += ["-smp", str(guest.vcpus), "-m", f"{guest.memory_mib}M"]
-    argv += ["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-snapshot"]
+    argv = [*qemu(guest), "-snapshot"]
     argv += ["-kernel", f"/scratch/{files['kernel'].name}", "-initrd", f"/scratch/{files['initrd'].name}"]
     argv += ["-append", CMDLINE, "-object", "rng-random,id=rng,filename=/dev/urandom"]
     argv += ["-device", "virtio-rng-pci,rng=rng"]
     argv += ["-drive", f"file=/scratch/{files['disk'].name},if=none,id=root,format=raw"]
     argv += ["-device", "virtio-blk-pci,drive=root"]
-    order = {"argv": argv, "cpus": guest.cpus, "marker": PROMPT, "size": 0}
-    said = lab.run(NODE, "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
-    result = json.loads(said)
-    if result["seconds"] is None:
-        raise BenchError(f"the reference did not boot; its console: {result['console']}")
-    return float(result["seconds"])
+    return float(on_node(lab, argv, cpus=guest.cpus, marker=PROMPT)["seconds"])

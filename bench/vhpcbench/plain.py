@@ -42,6 +42,27 @@ class GuestFacts:
     cmdline: str
 
 
+def qemu(guest: GuestFacts) -> list[str]:
+    """The beginning of a plain guest's command line: machine, CPUs and memory of the job's guest."""
+    argv = ["qemu-system-x86_64", "-machine", f"{guest.machine},accel={guest.accel}", "-cpu", guest.cpu]
+    argv += ["-smp", str(guest.vcpus), "-m", f"{guest.memory_mib}M"]
+    return [*argv, "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]
+
+
+def on_node(lab: Lab, argv: list[str], *, cpus: str, marker: str, size: int = 0) -> dict[str, Any]:
+    """Run a plain guest until ``marker`` is on its console, or ``size`` bytes came from its port.
+
+    Raises:
+        BenchError: the guest wrote neither.
+    """
+    order = {"argv": argv, "cpus": cpus, "marker": marker, "size": size}
+    said = lab.run(NODE, "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
+    result: dict[str, Any] = json.loads(said)
+    if result["seconds"] is None:
+        raise BenchError(f"the plain guest did not finish; its console: {result['console']}")
+    return result
+
+
 def facts(lab: Lab, image: str, node: str = NODE) -> GuestFacts:
     """Start a job and read the configuration of its guest."""
     job = lab.hold(f"--vhpc-image={image}", node=node)
@@ -104,30 +125,19 @@ class Plain:
         return float(result["seconds"]), result["cpu"]
 
     def _run(self, *, pinned: bool, marker: str, size: int) -> dict[str, Any]:
-        order = {
-            "argv": self._argv(port=size > 0),
-            "cpus": self._guest.cpus if pinned else "",
-            "marker": marker,
-            "size": size,
-        }
-        said = self._lab.run(NODE, "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
-        result: dict[str, Any] = json.loads(said)
-        if result["seconds"] is None:
-            raise BenchError(f"the plain guest did not finish; its console: {result['console']}")
-        return result
+        cpus = self._guest.cpus if pinned else ""
+        return on_node(self._lab, self._argv(port=size > 0), cpus=cpus, marker=marker, size=size)
 
     def close(self) -> None:
         """Remove the guests' initrd."""
         self._initrd.unlink()
 
     def _argv(self, *, port: bool) -> list[str]:
-        guest, store = self._guest, "/var/lib/vhpc/images/blobs/sha256"
-        argv = ["qemu-system-x86_64", "-machine", f"{guest.machine},accel={guest.accel}", "-cpu", guest.cpu]
-        argv += ["-smp", str(guest.vcpus), "-m", f"{guest.memory_mib}M"]
-        argv += ["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]
+        store = "/var/lib/vhpc/images/blobs/sha256"
+        argv = qemu(self._guest)
         argv += ["-name", "bench,debug-threads=on"]
         argv += ["-kernel", f"{store}/{self._manifest['kernel']['sha256']}"]
-        argv += ["-initrd", f"/scratch/{self._initrd.name}", "-append", guest.cmdline]
+        argv += ["-initrd", f"/scratch/{self._initrd.name}", "-append", self._guest.cmdline]
         root = f"file={store}/{self._manifest['root']['sha256']},if=none,id=root,format=raw,readonly=on"
         argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root"]
         if port:

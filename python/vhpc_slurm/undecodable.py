@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decoders raise."""
+"""The exceptions of decoders."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _TEXTS = ("cgroup", "limits", "oom_score_adj", "attr/current")
 
 
 class Inherited(Record, frozen=True):
-    """What a hook inherits from slurmd, in the kernel's words.
+    """Properties that a hook inherits from slurmd, as texts of /proc.
 
     ``scheduling``: nice value, real-time priority and policy.
     """

@@ -19,7 +19,7 @@ SOCKET = FOLDER / "socket"
 LOCK = FOLDER / "lock"
 """Held by the process as long as it lives."""
 OUTPUT = FOLDER / "output"
-"""What Python writes if the process fails."""
+"""A file with the error messages of the process."""
 MODULE = "vhpc_slurm.hooks.preloaded"
 NICENESS = 19
 """While it imports, others use the CPUs first."""

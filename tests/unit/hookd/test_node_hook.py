@@ -269,7 +269,7 @@ def test_an_epilog_starts_one_process(folder: Path, monkeypatch: pytest.MonkeyPa
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_it_starts_none_beside_another_or_if_it_shall_not(folder: Path) -> None:
+def test_no_second_process_starts_and_none_if_it_is_off(folder: Path) -> None:
     before = own_children()
     preloading.start(config(0))
     assert not folder.exists()
@@ -281,7 +281,7 @@ def test_it_starts_none_beside_another_or_if_it_shall_not(folder: Path) -> None:
     assert not (folder / "output").exists()
 
 
-def test_a_hook_in_a_job_s_control_group_starts_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epilog_inside_of_a_job_starts_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # of Slurm 24.11 with PrologFlags=RunInJob
     text = "0::/system.slice/slurmstepd.scope/job_12/step_extern/user/task_special\n"
     read = Path.read_text

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import pwd
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm.cli.host.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.hooks import serving
 
 SOCKET = Path("/run/vhpc-hookd/socket")
-_PEER = struct.Struct("=iII")
 _NAME = "hooks.hookd"
 
 
@@ -31,7 +30,7 @@ def look(config: Config, path: Path) -> CheckResult:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(2)
             link.connect(str(path))
-            _, uid, _ = _PEER.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            _, uid = serving.peer(link)
         expected = pwd.getpwnam(user).pw_uid
     except OSError as err:
         why = err.strerror or str(err)
