@@ -25,6 +25,7 @@ class Needs:
         load: the 1-minute load average must be below it; None: other work does not matter.
         memory_mib: memory that must be available.
         modules: Python modules of optional packages.
+        image: published image of the lab.
     """
 
     root: bool = False
@@ -34,12 +35,14 @@ class Needs:
     memory_mib: int = 0
     programs: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    image: str = IMAGE
 
     @property
     def text(self) -> str:
         """All in one line."""
         parts = ["root"] if self.root else []
         parts += [f"a lab of {self.lab_nodes} or more nodes"] if self.lab_nodes else []
+        parts += [f"the image {self.image}"] if self.image != IMAGE else []
         parts += [f"{self.cpus} CPUs"] if self.cpus > 1 else []
         parts += [f"{self.memory_mib} MiB of memory"] if self.memory_mib else []
         parts += [*self.programs, *self.modules]
@@ -65,9 +68,9 @@ class Benchmark:
         return " ".join((f"bench/{self.program}", *self.arguments))
 
 
-def lab(nodes: int = 1, *, quiet: bool = True, cpus: int = 1) -> Needs:
+def lab(nodes: int = 1, *, quiet: bool = True, cpus: int = 1, image: str = IMAGE) -> Needs:
     """Needs of a benchmark with real guests."""
-    return Needs(root=True, lab_nodes=nodes, cpus=cpus, load=QUIET if quiet else None)
+    return Needs(root=True, lab_nodes=nodes, cpus=cpus, load=QUIET if quiet else None, image=image)
 
 
 def local(*programs: str, quiet: bool = True, root: bool = False, modules: tuple[str, ...] = ()) -> Needs:
@@ -99,6 +102,7 @@ ENTRIES: dict[str, tuple[Needs, float]] = {
     "image": (lab(), 20),
     "checkpoint": (lab(), 20),
     "mpi": (lab(2, cpus=2), 15),
+    "collectives": (lab(2, cpus=2, image="debian-hpc"), 30),
     "end": (lab(2), 40),
     "start": (lab(8), 30),
     "cluster-grow-lab": (lab(2), 40),

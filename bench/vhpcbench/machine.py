@@ -54,10 +54,10 @@ class Machine:
         missing += [name for name in needs.modules if importlib.util.find_spec(name) is None]
         if missing:
             return f"needs {', '.join(missing)}: `make deps` installs it"
-        return self._lacks_lab(needs.lab_nodes) if needs.lab_nodes else None
+        return self._lacks_lab(needs.lab_nodes, needs.image) if needs.lab_nodes else None
 
-    def _lacks_lab(self, nodes: int) -> str | None:
-        publish = "scripts/publish-image"
+    def _lacks_lab(self, nodes: int, image: str) -> str | None:
+        publish = "scripts/publish-image" if image == IMAGE else f"scripts/publish-image {image}"
         if self.lab is None:
             up = "make lab-up" if nodes <= LAB_NODES else f"lab/vlab up --nodes {nodes}` and `{publish}"
             return f"needs a lab of {nodes} or more nodes: run `{up}`"
@@ -67,7 +67,7 @@ class Machine:
             return "the nodes of this lab have no guests: run `lab/vlab down`, then `make lab-up`"
         if self.lab.nodes < nodes:
             return f"needs {nodes} nodes, the lab has {self.lab.nodes}: run `lab/vlab up --nodes {nodes}`"
-        return None if IMAGE in self.lab.images else f"the lab has no image {IMAGE}: run `{publish}`"
+        return None if image in self.lab.images else f"the lab has no image {image}: run `{publish}`"
 
 
 def found() -> Machine:

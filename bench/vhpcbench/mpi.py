@@ -60,7 +60,7 @@ def bench(args: argparse.Namespace) -> Report:
     lab = Lab()
     report = Report("mpi")
     lab.home(WORK.name).write_bytes(WORK.read_bytes())
-    guests = _guests(lab, args.image)
+    guests = two_guests(lab, args.image)
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     plain = PlainPair(lab, args.image, guests[0], SCRIPT.replace("{work}", WORK.read_text()))
@@ -85,11 +85,11 @@ def _options(image: str) -> list[str]:
     return ["-N2", "--time=10", f"--vhpc-image={image}", "--vhpc-network=job"]
 
 
-def _guests(lab: Lab, image: str) -> list[GuestFacts]:
+def two_guests(lab: Lab, image: str, *options: str) -> list[GuestFacts]:
     """Configuration of the two guests of a job."""
     jobs = [lab.hold(node=NODES[0])]
     try:
-        jobs.append(lab.hold(*_options(image), node=",".join(NODES)))
+        jobs.append(lab.hold(*_options(image), *options, node=",".join(NODES)))
         guests = [running(lab, node) for node in NODES]
     finally:
         lab.cancel(*jobs)
@@ -99,16 +99,25 @@ def _guests(lab: Lab, image: str) -> list[GuestFacts]:
 
 
 def _job(lab: Lab, image: str) -> dict[str, float]:
+    said = job_output(lab, JOB, image)
+    return _result(said.partition(MARKER)[2], said)
+
+
+def job_output(lab: Lab, script: str, image: str, *options: str) -> str:
+    """Output of a job with two guests, each on a CPU of its own.
+
+    Raises:
+        BenchError: the job has failed.
+    """
     out = "bench-mpi.out"
     other = lab.hold(node=NODES[0])
     try:
-        lab.submit(JOB, *_options(image), "-o", out, wait=True, node=",".join(NODES))
+        lab.submit(script, *_options(image), *options, "-o", out, wait=True, node=",".join(NODES))
     except BenchError as err:
         raise BenchError(f"{err}; printed was: {_printed(lab, out)[-600:]}") from err
     finally:
         lab.cancel(other)
-    said = _printed(lab, out)
-    return _result(said.partition(MARKER)[2], said)
+    return _printed(lab, out)
 
 
 def _printed(lab: Lab, out: str) -> str:
@@ -137,7 +146,11 @@ class PlainPair(Plain):
         Raises:
             BenchError: it has none.
         """
-        order: dict[str, Any] = {"guests": [], "marker": MARKER}
+        return _result(*self.line(guests, MARKER))
+
+    def line(self, guests: list[GuestFacts], marker: str, deadline_s: float = 240) -> tuple[str, str]:
+        """The rest of the line with the marker on the second guest's console; the end of both consoles."""
+        order: dict[str, Any] = {"guests": [], "marker": marker, "deadline_s": deadline_s}
         order["guests"] = [
             {
                 "cpus": guest.cpus,
@@ -151,6 +164,5 @@ class PlainPair(Plain):
         ]
         # in a network namespace of its own, which ends with the last of its processes
         run = ("unshare", "--net", "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
-        said = self._lab.run(NODE, *run)
-        result = json.loads(said)
-        return _result(result["line"], result["console"])
+        result = json.loads(self._lab.run(NODE, *run, timeout_s=deadline_s + 60))
+        return str(result["line"]), str(result["console"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-DEADLINE_S = 240
 BRIDGE = "vhpcbench"
 KEPT, SHOWN = 1 << 20, 800  # bytes of a console
 
@@ -36,7 +35,7 @@ def main() -> int:
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
             )
-        found, said = listen(guests, order["marker"].encode())
+        found, said = listen(guests, order["marker"].encode(), order["deadline_s"])
     finally:
         for one in guests:
             one.kill()
@@ -45,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def listen(guests: "list[subprocess.Popen[bytes]]", marker: bytes) -> "tuple[str, str]":
+def listen(guests: "list[subprocess.Popen[bytes]]", marker: bytes, deadline_s: float) -> "tuple[str, str]":
     """The rest of the line with the marker on the last guest's console, and the end of all consoles.
 
     All consoles are read, because QEMU waits for ever when a pipe is full. It ends when
@@ -53,7 +52,7 @@ def listen(guests: "list[subprocess.Popen[bytes]]", marker: bytes) -> "tuple[str
     """
     consoles = {one.stdout.fileno(): bytearray() for one in guests if one.stdout is not None}
     *_, last = consoles
-    found, until = "", time.monotonic() + DEADLINE_S
+    found, until = "", time.monotonic() + deadline_s
     poll = select.poll()
     for fd in consoles:
         poll.register(fd, select.POLLIN)

@@ -85,6 +85,7 @@ def test_a_report_has_its_targets_in_json(capsys: pytest.CaptureFixture[str]) ->
         (Needs(lab_nodes=2), LabState(0, IMAGE), "no guests"),
         (Needs(lab_nodes=2), LabState(2, IMAGE, whole=False), "`lab/vlab status`"),
         (Needs(lab_nodes=2), LabState(2, frozenset({"other"})), "run `scripts/publish-image`"),
+        (Needs(lab_nodes=2, image="other"), LabState(2, IMAGE), "run `scripts/publish-image other`"),
         (Needs(lab_nodes=2, programs=("sh",)), LabState(2, IMAGE), None),
         (Needs(), None, None),
     ],
