@@ -99,6 +99,7 @@ ENTRIES: dict[str, tuple[Needs, float]] = {
     "image": (lab(), 20),
     "checkpoint": (lab(), 20),
     "mpi": (lab(2, cpus=2), 15),
+    "vhost": (Needs(root=True, cpus=2, load=QUIET, memory_mib=4096), 40),
     "end": (lab(2), 40),
     "start": (lab(8), 30),
     "cluster-grow-lab": (lab(2), 40),
