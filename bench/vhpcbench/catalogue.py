@@ -103,6 +103,7 @@ ENTRIES: dict[str, tuple[Needs, float]] = {
     "checkpoint": (lab(), 20),
     "mpi": (lab(2, cpus=2), 15),
     "collectives": (lab(2, cpus=2, image="debian-hpc"), 30),
+    "vhost": (Needs(root=True, cpus=2, load=QUIET, memory_mib=4096), 40),
     "end": (lab(2), 40),
     "start": (lab(8), 30),
     "cluster-grow-lab": (lab(2), 40),

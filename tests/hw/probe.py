@@ -108,6 +108,7 @@ def guest(name: str) -> dict[str, Any]:
     for task in Path("/proc", pid, "task").iterdir():
         allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", text(task / "status"), re.MULTILINE)
         threads.setdefault(text(task / "comm"), []).append(allowed[1] if allowed else "")
+    opened = [str(fd.readlink()) for fd in Path("/proc", pid, "fd").iterdir()]
     status = dict(
         re.findall(r"^(Uid|CapEff|NoNewPrivs|Seccomp):\s*(\S+)", text(f"/proc/{pid}/status"), re.MULTILINE)
     )
@@ -117,7 +118,8 @@ def guest(name: str) -> dict[str, Any]:
         "maps": [line for line in text(f"/proc/{pid}/numa_maps").splitlines() if "huge" in line],
         "cgroup": text(f"/proc/{pid}/cgroup"),
         "status": status,
-        "kvm": any(fd.readlink() == Path("/dev/kvm") for fd in Path("/proc", pid, "fd").iterdir()),
+        "kvm": "/dev/kvm" in opened,
+        "vhost": opened.count("/dev/vhost-net"),
         "free": pages("free_hugepages"),
         "functions": functions(),
         "vfs": virtual_functions(),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest's interface on the network of its job: a tap that the node has made (``managed="no"``).
 
-No driver is named: with KVM libvirt takes vhost where the node has it, else QEMU's own.
+No driver is named: with KVM libvirt takes vhost-net where the node has it, else QEMU's own.
 No option ROM: guests do not boot from the network, and it costs time at each start.
 """
 

@@ -91,6 +91,6 @@ def test_each_key_that_is_named_exists() -> None:
 
 def test_each_check_of_the_doctor_exists() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "python/vhpc_slurm/cli/host/checks").glob("*.py"))
-    for name in ("node.kvm", "node.hugepages", "devices.iommu", "devices.vfio"):
+    for name in ("node.kvm", "network.vhost", "node.hugepages", "devices.iommu", "devices.vfio"):
         assert f"`{name}`" in TEXT
         assert f'"{name}"' in source

@@ -96,7 +96,7 @@ def decide_kvm(
     """
     if accelerator == "tcg":
         return False, "guests.accelerator = tcg"
-    problem = _open_problem(kvm_device)
+    problem = open_problem(kvm_device)
     if accelerator == "kvm":
         if problem:
             raise NodeError(
@@ -117,7 +117,7 @@ def decide_kvm(
     return False, f"{kvm_device} opens, but the CPU shows neither svm nor vmx"
 
 
-def _open_problem(device: Path) -> str:
+def open_problem(device: Path) -> str:
     """The reason if ``device`` does not open read-write, else empty."""
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))

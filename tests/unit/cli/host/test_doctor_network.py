@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from network_lab import usable
 
-from vhpc_slurm.cli.host.checks import Level, services, underlay
+from vhpc_slurm.cli.host.checks import Level, services, underlay, vhost
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.network import forwarding, probe, segment, tools
 from vhpc_slurm.node.resource import job_network, nat
 from vhpc_slurm.node.resource.job_network import JobNetwork
@@ -100,6 +101,50 @@ def test_a_controller_without_ssh_keygen_gets_a_warning(
     program.chmod(0o755)
     (found,) = services.ssh_keygen(JOB)
     assert found.level is Level.OK
+
+
+# --- vhost-net ----------------------------------------------------------------------------------------
+
+KVM = HostInventory("n1", "GenuineIntel", (), (), (), kvm=True, kvm_reason="")
+TCG = HostInventory("n1", "GenuineIntel", (), (), (), kvm=False, kvm_reason="")
+
+
+SITE = Network(
+    allowed=("none", "site"), site_bridge="br0", site_ipv4="192.0.2.0/24", site_gateway="192.0.2.1"
+)
+
+
+@pytest.mark.parametrize("config", [JOB, Config(network=SITE)], ids=["job", "site"])
+def test_a_node_with_kvm_and_without_vhost_net_gets_a_warning(tmp_path: Path, config: Config) -> None:
+    device = tmp_path / "vhost-net"
+    (found,) = vhost.check(config, KVM, root=True, device=device)
+    assert (found.check, found.level) == ("network.vhost", Level.WARN)
+    assert f"there is no {device}" in found.what
+    assert found.hint.startswith("modprobe vhost_net, ")
+    device.touch()
+    (found,) = vhost.check(config, KVM, root=True, device=device)
+    assert found.level is Level.OK
+
+
+def test_a_vhost_net_that_does_not_open_gets_a_warning(tmp_path: Path) -> None:
+    device = tmp_path / "vhost-net"
+    device.mkdir()
+    (found,) = vhost.check(JOB, KVM, root=True, device=device)
+    assert f"{device} does not open: Is a directory" in found.what
+    # only root can open the device
+    (found,) = vhost.check(JOB, KVM, root=False, device=device)
+    assert found.level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("config", "host"),
+    [(Config(), KVM), (Config(network=Network(allowed=("nat",), default="nat")), KVM), (JOB, TCG)],
+    ids=["no network", "nat", "no KVM"],
+)
+def test_vhost_net_is_not_checked_where_it_is_not_used(
+    config: Config, host: HostInventory, tmp_path: Path
+) -> None:
+    assert list(vhost.check(config, host, root=True, device=tmp_path / "absent")) == []
 
 
 # --- nat ----------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def test_a_machine_without_guests_is_an_error() -> None:
 
 
 def test_software_emulation_is_a_warning() -> None:
-    found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
+    found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1", root=True))
     finding = one(found, "node.kvm")
     assert finding.level is Level.WARN
     assert finding.what.startswith("NO KVM: ")

@@ -35,10 +35,10 @@ def test_only_a_site_without_kvm_may_emulate(accelerator: str) -> None:
 
 def test_doctor_warns_of_a_node_that_emulates() -> None:
     config = Config(guests=Guests(accelerator="tcg", emulated=("aarch64",)))
-    (finding,) = [one for one in node.topology(config, "n1") if one.check == "node.emulated"]
+    (finding,) = [one for one in node.topology(config, "n1", root=True) if one.check == "node.emulated"]
     assert finding.level is Level.WARN
     assert finding.what.startswith("n1 starts images for aarch64 in software")
-    assert not [one for one in node.topology(Config(), "n1") if one.check == "node.emulated"]
+    assert not [one for one in node.topology(Config(), "n1", root=True) if one.check == "node.emulated"]
 
 
 @pytest.mark.parametrize(("arch", "emulator"), [("x86_64", "/opt/qemu"), ("aarch64", "")])

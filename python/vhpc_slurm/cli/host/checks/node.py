@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vhpc_slurm import __version__
 from vhpc_slurm.architecture import named, of_machine
-from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, labels, ok, warn
+from vhpc_slurm.cli.host.checks import CheckResult, confinement, error, labels, ok, vhost, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import format_version
@@ -35,7 +35,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     """Results for this compute node; some checks need root."""
     yield from architecture(platform.machine())
-    yield from topology(config, node)
+    yield from topology(config, node, root=root)
     if root:
         yield from hypervisor(config)
         yield from largest_guest(config, node)
@@ -84,8 +84,8 @@ def architecture(machine: str) -> Iterator[CheckResult]:
         yield error("node.architecture", str(err), "remove this node from partitions with guests")
 
 
-def topology(config: Config, node: str) -> Iterator[CheckResult]:
-    """CPUs, KVM and huge pages."""
+def topology(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
+    """CPUs, KVM, vhost-net and huge pages."""
     try:
         host = inventory.read_inventory(node, config)
     except VhpcError as err:
@@ -94,6 +94,7 @@ def topology(config: Config, node: str) -> Iterator[CheckResult]:
     sockets = len({cpu.socket for cpu in host.cpus if cpu.online})
     yield ok("node.topology", f"{len(host.abstract)} CPUs, {sockets} sockets, {len(host.cells)} NUMA cells")
     yield kvm(host)
+    yield from vhost.check(config, host, root=root)
     if config.guests.emulated:
         yield emulated(config, host)
     yield hugepages(host)
