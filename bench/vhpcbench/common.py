@@ -233,7 +233,7 @@ def main(
     )
     parser.add_argument("--json", action="store_true", help="print all values as JSON")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
-    parser.add_argument("--image", default="debian-minimal", help="published image (default debian-minimal)")
+    parser.add_argument("--image", default="debian-minimal", help="published image (default %(default)s)")
     options(parser)
     args = parser.parse_args()
     if args.rounds < 1:

@@ -40,19 +40,18 @@ PROMPT = "login: "
 
 def run() -> int:
     """Entry point."""
-    return main("guest", __doc__ or "", 5, bench)
+    return main("guest", __doc__ or "", 5, bench, lambda parser: parser.set_defaults(image=IMAGE))
 
 
 def bench(args: argparse.Namespace) -> Report:
     """Run rounds of a job and of the reference."""
     lab, report = Lab(), Report("guest")
-    image = IMAGE if args.image == "debian-minimal" else args.image
     reference = _reference(lab)
     ours, theirs = [], []
     try:
-        guest = facts(lab, image)
+        guest = facts(lab, args.image)
         for _ in range(args.rounds):
-            job = lab.hold(f"--vhpc-image={image}")
+            job = lab.hold(f"--vhpc-image={args.image}")
             stages = {stage["name"]: stage for stage in lab.timeline(job)}
             lab.cancel(job)
             ours.append(stages["agent g0"]["ended"] - stages["agent g0"]["began"])

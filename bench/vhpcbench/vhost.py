@@ -24,14 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vhpcbench.common import CHECKOUT, USER, BenchError, Report, main
-from vhpcbench.hardwarelab import NODE, HardwareLab, hardware_lab
-from vhpcbench.targets import at_least, at_most
-
-sys.path.insert(0, str(CHECKOUT / "python"))
 from vhpc_slurm.bootfiles.newc import Archive
 from vhpc_slurm.model import Generation, NodeSegment
 from vhpc_slurm.node.network import firewall, plan, segment
+from vhpcbench.common import USER, BenchError, Report, main
+from vhpcbench.hardwarelab import NODE, HardwareLab, hardware_lab
+from vhpcbench.targets import at_least, at_most
 
 WORK = Path(__file__).with_name("pingpong.py")
 ON_NODE = Path(__file__).with_name("vhost_plain.py")
@@ -272,3 +270,7 @@ class Pair:
         tap = f"tap,id=net,ifname={TAPS[rank]},script=no,downscript=no,vhost={'on' if vhost else 'off'}"
         device = f"virtio-net-pci,netdev=net,mac={MACS[rank]},romfile="
         return [*argv, "-netdev", tap, "-device", device]
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())
