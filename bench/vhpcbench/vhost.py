@@ -123,7 +123,7 @@ def _bench(lab: HardwareLab, args: argparse.Namespace) -> Report:
     for key, unit, name in (("us", "us", "half round trip"), ("mib_s", "MiB/s", "stream")):
         for case, results in found.items():
             report.add(f"{name}, {case}", unit, [one[key] for one in results])
-            if case not in ("plain", "job"):
+            if case not in ("plain, bridge", "job"):
                 report.ratios[f"{name}, {case}"] = _ratio(results, _reference(found, case), key)
     report.judge(LATENCY, _ratio(found["job"], _reference(found, "job"), "us"))
     report.judge(BANDWIDTH, _ratio(found["job"], _reference(found, "job"), "mib_s"))
@@ -207,7 +207,7 @@ class Pair:
         """Results of one boot of the pair, by the way of packets.
 
         Raises:
-            BenchError: there are none.
+            BenchError: a pair of guests printed no result.
         """
         self._initrd(asked=len(cases) > 1)
         here = Generation(1, 0, "0" * 8)
@@ -242,10 +242,7 @@ class Pair:
         }
         argv = ("unshare", "--net", "--mount", "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
         result = json.loads(self._lab.run(*argv))
-        found = {}
-        for case, lines in result["lines"].items():
-            found[case] = [_median(lines, result["console"])]
-        return found
+        return {case: [_median(lines, result["console"])] for case, lines in result["lines"].items()}
 
     def _initrd(self, *, asked: bool) -> None:
         """The image's initrd in the machine, with the script in place of the agent."""

@@ -31,7 +31,7 @@ def inside(namespace: str, *words: str, stdin: str = "", check: bool = True) -> 
 
 
 class Network:
-    """What is between the taps of both guests."""
+    """The network between the taps of both guests."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._taps, self._macs = order["taps"], order["macs"]
@@ -133,7 +133,7 @@ class Guests:
     def results(self, count: int, limit_s: float) -> list[str]:
         """The next lines with the marker; fewer when a guest ends, or when the time is over.
 
-        All consoles are read, because QEMU waits for ever when a pipe is full.
+        All consoles are read, because QEMU stops while the pipe of its console is full.
         """
         *_, last = self._consoles
         poll, until = select.poll(), time.monotonic() + limit_s
