@@ -56,7 +56,8 @@ async def ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int, limit_s: floa
             return answer
 
     try:
-        return await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), limit_s)
+        async with asyncio.timeout(limit_s):
+            return await asyncio.gather(*(ask(frame) for frame in frames))
     except (OSError, EOFError, TimeoutError) as err:
         raise BenchError(f"vhpcd has not answered all of {len(frames)} requests ({err}); {BUSY}") from err
 
