@@ -96,7 +96,7 @@ ENTRIES: dict[str, tuple[Needs, float]] = {
     "tasks": (lab(), 10),
     "hooks": (lab(quiet=False), 15),
     "boot": (lab(), 15),
-    "guest": (lab(), 40),
+    "guest": (lab(image="debian-cloud"), 40),
     "stdio": (lab(), 20),
     "files": (lab(), 20),
     "image": (lab(), 20),

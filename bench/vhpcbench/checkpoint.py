@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vhpcbench import labconfig
 from vhpcbench.common import JOB_TIMEOUT_S, NODE, USER, VLAB, BenchError, Lab, Report, main
 from vhpcbench.targets import at_least, at_most
 
@@ -32,7 +33,6 @@ PAUSE = at_most(1, "pause to the time of dd and a second")
 BOOT = at_most(1, "boot to 1.2 times dd and 2 s")
 TARGETS = (SPEED, SIZE, PAUSE, BOOT)
 FOLDER = "/home/bench-checkpoints"
-CONFIG = "/etc/vhpc/vhpc.toml"
 # Prints the memory that the guest uses, and writes the time every 20 ms.
 SCRIPT = """
 exec python3 -u -c '
@@ -101,15 +101,12 @@ def bench(args: argparse.Namespace) -> Report:
 def _checkpoints(lab: Lab) -> Iterator[None]:
     """The lab has a folder for checkpoints."""
     hosts = ("ctl", "login", *lab.nodes)
-    table = f'\\n[checkpoint]\\nfolder = "{FOLDER}"\\n'
+    append = f'printf "\\n[checkpoint]\\nfolder = \\"{FOLDER}\\"\\n" >> "$0"'
     lab.run(NODE, "install", "-d", "-m", "0700", FOLDER)
     with ExitStack() as undo:
         undo.callback(lab.run, NODE, "rm", "-rf", FOLDER)
         undo.callback(_restart_vhpcd)
-        for host in hosts:
-            lab.run(host, "cp", "-p", CONFIG, f"{CONFIG}.before")
-            undo.callback(lab.run, host, "mv", f"{CONFIG}.before", CONFIG)
-            lab.run(host, "sh", "-c", f"printf '{table}' >> {CONFIG}")
+        undo.enter_context(labconfig.changed(lab, hosts, "sh", "-c", append))
         _restart_vhpcd()
         yield
 

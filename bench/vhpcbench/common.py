@@ -9,6 +9,7 @@ import datetime
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -238,10 +239,14 @@ def main(
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds: at least 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it has changed is put back
     try:
         report = bench(args)
     except (BenchError, subprocess.TimeoutExpired) as err:
         print(f"bench/{name}: {err}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"bench/{name}: interrupted", file=sys.stderr)
+        return 130
     report.show(args.json)
     return 0

@@ -19,17 +19,18 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from vhpcbench import labconfig
 from vhpcbench.common import NODE, USER, BenchError, Lab, Report, main
 from vhpcbench.plain import Plain, facts
 from vhpcbench.targets import at_most
 
 WORK = Path(__file__).with_name("filework.py")
 ON_NODE = Path(__file__).with_name("files_plain.py")
-TOML, TREE, DISK = "/etc/vhpc/vhpc.toml", "/shared/bench-files", "/shared/bench-snapshot"
+TREE, DISK = "/shared/bench-files", "/shared/bench-snapshot"
 HOME = f"/home/{USER}"
 FILES = f"{HOME}/bench-files"
 MARKER = "bench-files-result:"
@@ -79,23 +80,18 @@ def bench(args: argparse.Namespace) -> Report:
 @contextmanager
 def _prepared(lab: Lab) -> Iterator[None]:
     """The files in the home, in a folder that guests may cache, and in one with a snapshot."""
-    lab.home(WORK.name).write_bytes(WORK.read_bytes())
-    lab.run("login", "python3", WORK.name, "prepare", FILES, user=USER)
-    for folder in (TREE, DISK):
-        lab.run("ctl", "python3", "-c", WORK.read_text(), "prepare", f"{folder}/bench-files")
     both = f'["{TREE}", "{DISK}"]'
     keys = f'site = {both}\\nread_only = {both}\\ncache_always = ["{TREE}"]\\nsnapshots = ["{DISK}"]'
-    for host in (NODE, "ctl"):
-        lab.run(host, "cp", TOML, f"{TOML}.bench")
-        lab.run(host, "sed", "-i", f"s|^site = .*|{keys}|", TOML)
-    lab.run("ctl", "vhpc", "share", "snapshot", DISK)
-    try:
+    with ExitStack() as undo:
+        undo.callback(lab.run, "login", "rm", "-rf", FILES, WORK.name, user=USER)
+        lab.home(WORK.name).write_bytes(WORK.read_bytes())
+        lab.run("login", "python3", WORK.name, "prepare", FILES, user=USER)
+        undo.callback(lab.run, "ctl", "rm", "-rf", TREE, DISK, "/shared/vhpc/catalog/snapshots")
+        for folder in (TREE, DISK):
+            lab.run("ctl", "python3", "-c", WORK.read_text(), "prepare", f"{folder}/bench-files")
+        undo.enter_context(labconfig.changed(lab, (NODE, "ctl"), "sed", "-i", f"s|^site = .*|{keys}|"))
+        lab.run("ctl", "vhpc", "share", "snapshot", DISK)
         yield
-    finally:
-        for host in (NODE, "ctl"):
-            lab.run(host, "mv", f"{TOML}.bench", TOML)
-        lab.run("ctl", "rm", "-rf", TREE, DISK, "/shared/vhpc/catalog/snapshots")
-        lab.run("login", "rm", "-rf", FILES, WORK.name, user=USER)
 
 
 def _job(lab: Lab, image: str) -> list[Result]:

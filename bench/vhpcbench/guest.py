@@ -102,7 +102,7 @@ def _build(folder: Path, suite: str, packages: list[str]) -> None:
         shutil.copy(found, files / name)
     (tree / "etc/fstab").write_text("/dev/vda / ext4 defaults 0 1\n", encoding="utf-8")
     disk = ["mke2fs", "-q", "-t", "ext4", "-d", str(tree), str(files / "disk"), f"{SIZE_MIB}M"]
-    subprocess.run(disk, check=True)
+    subprocess.run(disk, check=True, stdout=sys.stderr)  # it names the file that it creates
 
 
 def _measure(lab: Lab, files: dict[str, Path], guest: GuestFacts) -> float:

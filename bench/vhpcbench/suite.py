@@ -153,7 +153,7 @@ def _arguments(benchmarks: Sequence[Benchmark], argv: Sequence[str] | None) -> a
     add("--rounds", type=_positive, metavar="N", help="rounds of each (default: its own)")
     add("--out", type=Path, metavar="FOLDER", help="folder for the results")
     add("--limit", type=_minutes, metavar="MINUTES", help="end each after so long (default: its own limit)")
-    add("--wait", type=_seconds, default=180.0, metavar="SECONDS", help="for a quiet machine (default 180)")
+    add("--wait", type=_seconds, default=300.0, metavar="SECONDS", help="for a quiet machine (default 300)")
     add("--busy", action="store_true", help="run also those that need a quiet machine; all.json has the load")
     add("--strict", action="store_true", help="exit status 1 also if a target is missed")
     args = parser.parse_args(argv)
