@@ -50,14 +50,15 @@ class Part:
         """
         self.path, self._blob, self._hashes = path, blob, hashes
         self._unit = blob.chunk_size if hashes else PLAIN
-        self._waiting = bytearray()
+        # filled again and again: fresh memory for each chunk costs as much as its digest
+        self._buffer = memoryview(bytearray(min(self._unit, blob.size)))
         self._reserved = False
         self._open()
 
     def _open(self) -> None:
         self.size, self.resumed, self.shared = 0, 0, False
         self._digest = hashlib.sha256()
-        self._waiting.clear()
+        self._waiting = 0  # bytes in the buffer
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self.path, flags, 0o644)
         about = os.fstat(self._fd)
@@ -117,7 +118,7 @@ class Part:
     @property
     def wanted(self) -> int:
         """How many bytes are missing, apart from those that wait for the rest of their chunk."""
-        return self._blob.size - self.size - len(self._waiting)
+        return self._blob.size - self.size - self._waiting
 
     @property
     def next_byte(self) -> int:
@@ -126,7 +127,7 @@ class Part:
 
     def forget(self) -> None:
         """Forget the beginning of a chunk whose rest does not come."""
-        self._waiting.clear()
+        self._waiting = 0
 
     def add(self, data: bytes, *, checked: bool) -> None:
         """Add the next bytes.
@@ -139,17 +140,18 @@ class Part:
             WrongChunkError: they complete a chunk that is not the blob's; the chunk is forgotten.
             OSError: they cannot be written.
         """
-        self._waiting += data
-        while self._waiting:
+        rest = memoryview(data)
+        while rest:
             length = min(self._unit, self._blob.size - self.size)
-            if len(self._waiting) < length:
+            taken, rest = rest[: length - self._waiting], rest[length - self._waiting :]
+            self._buffer[self._waiting : self._waiting + len(taken)] = taken
+            self._waiting += len(taken)
+            if self._waiting < length:
                 return
-            chunk = bytes(self._waiting[:length])
+            chunk, self._waiting = self._buffer[:length], 0
             if checked and self._hashes and not self._is_right(chunk, self.size):
-                self._waiting.clear()
                 raise WrongChunkError(f"wrong bytes in chunk {self.size // self._unit}")
             self._write(chunk)
-            del self._waiting[:length]
 
     def compare(self) -> Iterator[None]:
         """Look for the chunk that makes the whole wrong; yields after each chunk.
@@ -166,7 +168,7 @@ class Part:
     def found(self) -> str:
         """The sha256 of the bytes that are in the file, also of an incomplete chunk."""
         digest = self._digest.copy()
-        digest.update(self._waiting)
+        digest.update(self._buffer[: self._waiting])
         return digest.hexdigest()
 
     def restart(self) -> None:
@@ -181,13 +183,13 @@ class Part:
         os.fsync(self._fd)
         self.path.rename(final)
 
-    def _is_right(self, chunk: bytes, start: int) -> bool:
+    def _is_right(self, chunk: bytes | memoryview, start: int) -> bool:
         """Whether the chunk that starts at a byte is that of the list."""
         at = start // self._unit * chunks.HASH
         return hashlib.sha256(chunk).digest() == self._hashes[at : at + chunks.HASH]
 
-    def _write(self, chunk: bytes) -> None:
-        view, at = memoryview(chunk), self.size
+    def _write(self, chunk: memoryview) -> None:
+        view, at = chunk, self.size
         while view:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
