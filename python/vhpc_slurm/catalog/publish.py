@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,8 @@ def digest_of(
 ) -> Blob:
     """Digest and size of a regular file; no link is followed. ``sync``: its bytes are on disk on return.
 
-    ``chunk_list`` gets its bytes, too, and ``count`` the number of bytes of each piece that was read.
+    ``chunk_list`` gets its bytes, too, in a thread (hashlib does not hold Python's lock), and ``count`` the
+    number of bytes of each piece that was read.
 
     Raises:
         UserError: it is not a regular file, is empty, or cannot be read.
@@ -63,16 +64,19 @@ def digest_of(
     digest, size = hashlib.sha256(), 0
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+        with os.fdopen(fd, "rb", buffering=0) as file, ThreadPoolExecutor(2) as beside:
             synced = beside.submit(os.fsync, fd) if sync else None
+            listed: Future[None] | None = None
             while chunk := file.read(CHUNK):
-                digest.update(chunk)
+                if listed is not None:
+                    listed.result()  # pieces come one after the other
                 if chunk_list is not None:
-                    chunk_list.update(chunk)
+                    listed = beside.submit(chunk_list.update, chunk)
+                digest.update(chunk)
                 size += len(chunk)
                 count(len(chunk))
-            if synced is not None:
-                synced.result()
+            for task in filter(None, (synced, listed)):
+                task.result()
     except OSError as err:
         raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
     if size == 0:
