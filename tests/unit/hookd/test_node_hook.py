@@ -269,7 +269,7 @@ def test_an_epilog_starts_one_process(folder: Path, monkeypatch: pytest.MonkeyPa
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_no_process_starts_beside_a_running_one_or_if_off(folder: Path) -> None:
+def test_at_most_one_process_waits_for_hooks_and_none_if_off(folder: Path) -> None:
     before = own_children()
     preloading.start(config(0))
     assert not folder.exists()
