@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs by itself in two guests: a TCP ping-pong; rank 1 prints half round trips and bandwidth as JSON.
 
-pingpong.py RANK HOST [REPEATS [asked]]: with `asked`, rank 1 waits for a line of input before each.
+pingpong.py RANK HOST [REPEATS [asked]]: with `asked`, rank 1 waits for a line of input before each
+but the first.
 Each wait for the other rank has a limit, so that one rank ends if the other one does not come or ends.
 """
 
@@ -62,8 +63,8 @@ def ask(host: str, repeats: int, asked: bool) -> None:
     with peer:
         peer.settimeout(ANSWER_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(repeats):
-            if asked:
+        for number in range(repeats):
+            if asked and number > 0:
                 sys.stdin.readline()
             measure(peer)
 
