@@ -269,10 +269,15 @@ def test_an_epilog_starts_one_process(folder: Path, monkeypatch: pytest.MonkeyPa
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_at_most_one_process_waits_for_hooks_and_none_if_off(folder: Path) -> None:
+def test_no_process_waits_for_hooks_if_preloading_is_off(folder: Path) -> None:
     before = own_children()
     preloading.start(config(0))
+    assert own_children() == before
     assert not folder.exists()
+
+
+def test_a_node_never_has_two_processes_that_wait_for_hooks(folder: Path) -> None:
+    before = own_children()
     folder.mkdir()
     with (folder / "lock").open("w") as held:
         assert files.try_lock(held.fileno())
