@@ -39,7 +39,7 @@ class ChunkList:
         self._chunk = hashlib.sha256()
         self._done = bytearray()
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add the next bytes of the blob."""
         view = memoryview(data)
         while view:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm import chunks, files, pointers
+from vhpc_slurm.beside import Beside
 from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
 from vhpc_slurm.catalog.edit import append_signature
 from vhpc_slurm.catalog.folder import CHUNK, FolderCatalog
@@ -55,28 +56,26 @@ def digest_of(
 ) -> Blob:
     """Digest and size of a regular file; no link is followed. ``sync``: its bytes are on disk on return.
 
-    ``chunk_list`` gets its bytes, too, in a thread (hashlib does not hold Python's lock), and ``count`` the
+    ``chunk_list`` gets its bytes, too, in a thread, and ``count`` the
     number of bytes of each piece that was read.
 
     Raises:
         UserError: it is not a regular file, is empty, or cannot be read.
     """
     digest, size = hashlib.sha256(), 0
+    take = chunk_list.update if chunk_list is not None else lambda _: None
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file, ThreadPoolExecutor(2) as beside:
-            synced = beside.submit(os.fsync, fd) if sync else None
-            listed: Future[None] | None = None
-            while chunk := file.read(CHUNK):
-                if listed is not None:
-                    listed.result()  # pieces come one after the other
-                if chunk_list is not None:
-                    listed = beside.submit(chunk_list.update, chunk)
-                digest.update(chunk)
-                size += len(chunk)
-                count(len(chunk))
-            for task in filter(None, (synced, listed)):
-                task.result()
+        with os.fdopen(fd, "rb", buffering=0) as file, ThreadPoolExecutor(1) as syncing:
+            synced = syncing.submit(os.fsync, fd) if sync else None
+            with Beside(take) as listed:
+                while chunk := file.read(CHUNK):
+                    listed.put(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                    count(len(chunk))
+            if synced is not None:
+                synced.result()
     except OSError as err:
         raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
     if size == 0:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests that a thread computes in parallel to the caller's work; hashlib does not hold Python's lock."""
+"""The digest of a file that a thread computes while the caller reads it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vhpc_slurm.importing.tree import RefusedError
@@ -15,26 +15,6 @@ READ_AHEAD = 1 << 22
 """Bytes that a thread hashes before it needs Python's lock again."""
 SAME = ("st_size", "st_mtime_ns", "st_ctime_ns")
 """Attributes that change when a file is changed."""
-
-
-class Hasher:
-    """The sha256 of pieces; at most one piece waits."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1)
-        self._last: Future[None] | None = None
-
-    def update(self, data: bytes) -> None:
-        """Add a piece, which must not change afterwards."""
-        if self._last is not None:
-            self._last.result()
-        self._last = self._thread.submit(self._digest.update, data)
-
-    def digest(self) -> str:
-        """``sha256:HEX`` of all pieces; the end of the thread."""
-        self._thread.shutdown()
-        return f"sha256:{self._digest.hexdigest()}"
 
 
 class FileHash:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import subprocess
 import tarfile
 import tempfile
@@ -14,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from vhpc_slurm.importing.hashing import CHUNK, Hasher
+from vhpc_slurm.beside import Beside
+from vhpc_slurm.importing.hashing import CHUNK
 from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import WHITEOUT, Content, Node, RefusedError, Tree, folder
 
@@ -54,16 +56,13 @@ def unpack(source: IO[bytes], compression: str, target: Path, budget: Budget) ->
     Raises:
         RefusedError: the data is damaged or too large.
     """
-    hasher = Hasher()
-    try:
-        with target.open("xb") as out:
-            for chunk in _decompressed(source, compression):
-                budget.take(len(chunk))
-                hasher.update(chunk)
-                out.write(chunk)
-    finally:
-        digest = hasher.digest()
-    return digest
+    digest = hashlib.sha256()
+    with target.open("xb") as out, Beside(digest.update) as beside:
+        for chunk in _decompressed(source, compression):
+            budget.take(len(chunk))
+            beside.put(chunk)
+            out.write(chunk)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _decompressed(source: IO[bytes], compression: str) -> Iterator[bytes]:

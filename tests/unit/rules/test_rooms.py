@@ -20,13 +20,13 @@ FLOORS = (
     {"bootfiles", "config", "catalog", "model", "device", "hardware", "cpulist", "munge", "pointers"},
     {"errors"},
     {"terminal", "loglines", "files", "chunks", "rootport", "record", "progress", "options", "architecture"}
-    | {"undecodable"},
+    | {"undecodable", "beside"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = (
     *("catalog", "munge", "config", "model", "device", "hardware", "cpulist", "pointers", "errors"),
     *("loglines", "terminal", "files", "chunks", "rootport", "record", "progress", "options", "architecture"),
-    "undecodable",
+    *("undecodable", "beside"),
 )
 # The same inside a room, from the top. Layers of one floor do not know each other.
 LAYERS = {
