@@ -23,6 +23,7 @@ _KEEP_SIZE = 1
 _FICLONE = 0x40049409
 """ioctl_ficlone(2): the target gets the source's blocks, which are shared until one of both is written to."""
 _CANNOT_SHARE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY, errno.EXDEV, errno.EPERM)
+_SYNC_FILE_RANGE_WRITE = 2
 _AT_ONCE = 1 << 30
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -105,6 +106,16 @@ def reserve(fd: int, size: int) -> bool:
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
     return True
+
+
+def start_writing(fd: int, start: int, size: int) -> None:
+    """Let the kernel write a range of a file to disk, without a wait: a later fsync has less to do.
+
+    It says nothing of what is on disk, so errors are those of the fsync (sync_file_range(2)).
+    """
+    sync_file_range = ctypes.CDLL(None).sync_file_range
+    sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    sync_file_range(fd, start, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def share_blocks(source: int, target: int) -> bool:

@@ -3,11 +3,11 @@
 
 Only whole chunks are appended, so every prefix of the file that ends with a chunk may be served to
 other nodes, and its size says how far the copy is. Each byte goes into the digest of the whole, which
-decides at the end. Chunks of other nodes are compared with the chunk list before they are appended:
-no node passes on bytes of a bad node. For those of the catalogue that would be a second pass, and is
-made up for only if the whole is wrong. A copy that was interrupted continues from there: nothing but the
-file itself says what it has, and its bytes are verified again. So it does not matter at which byte a
-process was killed, or what a power cut left.
+decides at the end; a thread computes it while the chunk is written. Chunks of other nodes are compared
+with the chunk list before they are appended: no node passes on bytes of a bad node. For those of the
+catalogue that would be a second pass, and is made up for only if the whole is wrong. A copy that was
+interrupted continues from there: nothing but the file itself says what it has, and its bytes are verified
+again. So it does not matter at which byte a process was killed, or what a power cut left.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vhpc_slurm import chunks, files
+from vhpc_slurm.beside import Beside
 from vhpc_slurm.model import Blob
 
 PLAIN = 1 << 20
@@ -50,14 +51,16 @@ class Part:
         """
         self.path, self._blob, self._hashes = path, blob, hashes
         self._unit = blob.chunk_size if hashes else PLAIN
-        # filled again and again: fresh memory for each chunk costs as much as its digest
-        self._buffer = memoryview(bytearray(min(self._unit, blob.size)))
+        # Filled in turns: fresh memory for each chunk costs as much as its digest. One is hashed and written
+        # while the other one is filled.
+        self._buffer, self._hashed = (memoryview(bytearray(min(self._unit, blob.size))) for _ in range(2))
         self._reserved = False
         self._open()
 
     def _open(self) -> None:
         self.size, self.resumed, self.shared = 0, 0, False
         self._digest = hashlib.sha256()
+        self._hashing = Beside(self._digest.update)
         self._waiting = 0  # bytes in the buffer
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         self._fd = os.open(self.path, flags, 0o644)
@@ -75,6 +78,7 @@ class Part:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file, which stays for the next copy, unless it is empty or the disk has failed."""
+        self._hashing.close()
         if error is not None and self._reserved:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)  # gives back what is reserved beyond
@@ -89,7 +93,7 @@ class Part:
             data = os.pread(self._fd, min(self._unit, self._blob.size - self.size), self.size)
             if not data or (self._hashes and not self._is_right(data, self.size)):
                 break
-            self._digest.update(data)
+            self._hashing.put(data)
             self.size += len(data)
             yield
         self.resumed = self.size
@@ -167,12 +171,14 @@ class Part:
 
     def found(self) -> str:
         """The sha256 of the bytes that are in the file, also of an incomplete chunk."""
+        self._hashing.wait()
         digest = self._digest.copy()
         digest.update(self._buffer[: self._waiting])
         return digest.hexdigest()
 
     def restart(self) -> None:
         """Begin again with nothing, in a new file: the old one must not count as right."""
+        self._hashing.close()
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
         self._open()
@@ -189,9 +195,11 @@ class Part:
         return hashlib.sha256(chunk).digest() == self._hashes[at : at + chunks.HASH]
 
     def _write(self, chunk: memoryview) -> None:
+        self._hashing.put(chunk)
+        self._buffer, self._hashed = self._hashed, self._buffer
         view, at = chunk, self.size
         while view:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
-        self._digest.update(chunk)
+        files.start_writing(self._fd, self.size, len(chunk))
         self.size += len(chunk)
