@@ -79,6 +79,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path not in first)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says why tests were run again; pytest-rerunfailures has only their names."""
+    for report in terminalreporter.getreports("rerun"):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.write_line(
+            f"run again: {report.nodeid}: {getattr(crash, 'message', report.longrepr)}"
+        )
+
+
 def pytest_collection_finish() -> None:
     """Ten thousand collected tests stay until the end: the garbage collector need not look at them again."""
     gc.freeze()
