@@ -10,6 +10,9 @@ and a stream of 64 MiB. Targets: at most 1.1 times the latency, at least 0.95 of
 --parts adds plain guests without vhost-net, jobs without, and what each part of a job's
 network costs: by turns between the same two plain guests directly (tap to tap), over a
 plain bridge, a job's bridge and firewall, and VXLAN with and without the firewall.
+--queues adds plain guests with two CPUs each, on all CPUs of the machine: two streams at
+the same time, with one and with two pairs of queues. Emulated KVM often fails with such
+guests: a kernel panics, or the machine ends. Then repeat it.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import argparse
 import base64
 import itertools
 import json
+import re
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +63,7 @@ systemctl restart vhpcd
 rm -r {FOLDER} ~{USER}/{WORK.name} ~{USER}/{OUT}"""
 OPTIONS = ("-n2", "-c1", "--mem=768", "--time=30", "--vhpc-network=job", "--vhpc-guests-per-node=2")
 JOB = f"""#!/bin/sh
-srun -K1 -n2 sh -c 'python3 ~/{WORK.name} $SLURM_PROCID {NODE}-g0 {REPEATS}'
+srun -K1 -n2 sh -c 'python3 ~/{WORK.name} $SLURM_PROCID {NODE}-g0 --repeats={REPEATS}'
 """
 SCRIPT = f"""#!/bin/sh
 PATH=/usr/bin:/usr/sbin:/bin:/sbin
@@ -71,7 +76,7 @@ ip link set lo up; ip link set eth0 up
 ip address add $mine/24 dev eth0
 ip neighbour add $its lladdr $mac dev eth0
 run='exec(__import__("base64").b64decode("{{work}}"))'
-python3 -c "$run" $rank {ADDRESSES[0]} {{repeats}} {{asked}}
+python3 -c "$run" $rank {ADDRESSES[0]} {{options}}
 sleep 1000
 """
 Result = dict[str, float]
@@ -85,6 +90,15 @@ class Guest:
     cpus: str
 
 
+@dataclass(frozen=True)
+class Interface:
+    """Of a plain guest: ``queues`` are pairs of them, ``streams`` of TCP are measured at the same time."""
+
+    vhost: bool = True
+    queues: int = 1
+    streams: int = 1
+
+
 def run() -> int:
     """Entry point."""
     return main("vhost", __doc__ or "", 3, bench, _options)
@@ -92,6 +106,7 @@ def run() -> int:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", action="store_true", help="also without vhost-net, and what parts cost")
+    parser.add_argument("--queues", action="store_true", help="also two streams with one and two queues")
 
 
 def bench(args: argparse.Namespace) -> Report:
@@ -112,11 +127,13 @@ def _bench(lab: HardwareLab, args: argparse.Namespace) -> Report:
     guests = _guests(lab, args.image)
     pair = Pair(lab, args.image, guests)
     found: dict[str, list[Result]] = {}
+    # first: if the emulated machine ends here, little time is lost
+    streams = _queues(lab, args, guests) if args.queues else {}
     for _ in range(args.rounds):
         _merge(found, "job", {"": [_job(lab, args.image)]})
         _merge(found, "plain", pair.measure(PARTS if args.parts else ("bridge",)))
         if args.parts:
-            _merge(found, "plain without vhost", pair.measure(("bridge",), vhost=False))
+            _merge(found, "plain without vhost", pair.measure(("bridge",), Interface(vhost=False)))
             lab.run("mv", "/dev/vhost-net", FOLDER)
             _merge(found, "job without vhost", {"": [_job(lab, args.image)]})
             lab.run("mv", f"{FOLDER}/vhost-net", "/dev/")
@@ -125,9 +142,30 @@ def _bench(lab: HardwareLab, args: argparse.Namespace) -> Report:
             report.add(f"{name}, {case}", unit, [one[key] for one in results])
             if case not in ("plain, bridge", "job"):
                 report.ratios[f"{name}, {case}"] = _ratio(results, _reference(found, case), key)
+    for case, results in streams.items():
+        report.add(f"two streams, {case}", "MiB/s", [one["mib_s"] for one in results])
+        report.ratios[f"two streams, {case}"] = _ratio(results, next(iter(streams.values())), "mib_s")
     report.judge(LATENCY, _ratio(found["job"], _reference(found, "job"), "us"))
     report.judge(BANDWIDTH, _ratio(found["job"], _reference(found, "job"), "mib_s"))
     return report
+
+
+def _queues(lab: HardwareLab, args: argparse.Namespace, guests: list[Guest]) -> dict[str, list[Result]]:
+    """Two streams at once between plain guests with two CPUs: two such jobs have no room in the machine."""
+    everywhere = f"0-{int(lab.run('nproc')) - 1}"
+    pair = Pair(lab, args.image, [Guest(tuple(_two_cpus(guest.options)), everywhere) for guest in guests])
+    found: dict[str, list[Result]] = {}
+    for _ in range(args.rounds):
+        for count in (1, 2):
+            results = pair.measure(("bridge",), Interface(queues=count, streams=2))
+            _merge(found, f"pairs of queues: {count}", {"": results["bridge"]})
+    return found
+
+
+def _two_cpus(options: tuple[str, ...]) -> Iterator[str]:
+    for option, value in zip(options[::2], options[1::2], strict=True):
+        yield option
+        yield {"-smp": "2", "-numa": re.sub(r"\bcpus=0\b", "cpus=0-1", value)}.get(option, value)
 
 
 def _merge(found: dict[str, list[Result]], case: str, results: dict[str, list[Result]]) -> None:
@@ -203,13 +241,17 @@ class Pair:
         digest = lab.run("cat", f"{catalog}/names/{image}/latest").split()[0].removeprefix("sha256:")
         self._manifest = json.loads(lab.run("cat", f"{catalog}/manifests/sha256/{digest}.json"))
 
-    def measure(self, cases: tuple[str, ...], *, vhost: bool = True) -> dict[str, list[Result]]:
+    def measure(
+        self,
+        cases: tuple[str, ...],
+        interface: Interface = Interface(),
+    ) -> dict[str, list[Result]]:
         """Results of one boot of the pair, by the way of packets.
 
         Raises:
             BenchError: a pair of guests printed no result.
         """
-        self._initrd(asked=len(cases) > 1)
+        self._initrd(interface.streams, asked=len(cases) > 1)
         here = Generation(1, 0, "0" * 8)
         firewalls = [
             firewall.render(
@@ -224,6 +266,7 @@ class Pair:
             "cases": cases,
             "repeats": REPEATS,
             "taps": TAPS,
+            "queues": interface.queues,
             "macs": MACS,
             "bridge": plan.bridge_name(VNI),
             "vxlan": plan.vxlan_name(VNI),
@@ -235,7 +278,7 @@ class Pair:
             "guests": [
                 {
                     "cpus": guest.cpus,
-                    "argv": self._argv(guest, rank, vhost=vhost),
+                    "argv": self._argv(guest, rank, interface),
                 }
                 for rank, guest in enumerate(self._guests)
             ],
@@ -244,11 +287,11 @@ class Pair:
         result = json.loads(self._lab.run(*argv))
         return {case: [_median(lines, result["console"])] for case, lines in result["lines"].items()}
 
-    def _initrd(self, *, asked: bool) -> None:
+    def _initrd(self, streams: int, *, asked: bool) -> None:
         """The image's initrd in the machine, with the script in place of the agent."""
         script = SCRIPT.replace("{work}", base64.b64encode(WORK.read_bytes()).decode())
-        script = script.replace("{repeats}", str(REPEATS * (len(PARTS) if asked else 1)))
-        script = script.replace("{asked}", "asked" if asked else "''")
+        options = f"--repeats={REPEATS * (len(PARTS) if asked else 1)} --streams={streams}"
+        script = script.replace("{options}", f"{options} --asked" if asked else options)
         archive = Archive()
         archive.file("vhpc-agent", script.encode(), 0o755)
         text = base64.b64encode(archive.to_bytes()).decode()
@@ -258,14 +301,19 @@ class Pair:
     def _blob(self, part: str) -> str:
         return f"/var/lib/vhpc/images/blobs/sha256/{self._manifest[part]['sha256']}"
 
-    def _argv(self, guest: Guest, rank: int, *, vhost: bool) -> list[str]:
+    def _argv(self, guest: Guest, rank: int, interface: Interface) -> list[str]:
         argv = ["qemu-system-x86_64", *guest.options, "-nodefaults", "-no-user-config", "-display", "none"]
         argv += ["-no-reboot", "-serial", "stdio", "-name", f"bench{rank},debug-threads=on"]
         argv += ["-kernel", self._blob("kernel"), "-initrd", f"{FOLDER}/initrd"]
         root = f"file={self._blob('root')},if=none,id=root,format=raw,readonly=on"
         argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root"]
-        tap = f"tap,id=net,ifname={TAPS[rank]},script=no,downscript=no,vhost={'on' if vhost else 'off'}"
+        tap = f"tap,id=net,ifname={TAPS[rank]},script=no,downscript=no"
+        tap += f",vhost={'on' if interface.vhost else 'off'}"
         device = f"virtio-net-pci,netdev=net,mac={MACS[rank]},romfile="
+        if interface.queues > 1:
+            # a vector for each queue, one for changes of the configuration and one for the control queue
+            tap += f",queues={interface.queues}"
+            device += f",mq=on,vectors={2 * interface.queues + 2}"
         return [*argv, "-netdev", tap, "-device", device]
 
 

@@ -43,8 +43,9 @@ class Network:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True, timeout=60)
         subprocess.run(["ip", "netns", "attach", HERE, str(os.getpid())], check=True, timeout=60)
         subprocess.run(["ip", "netns", "add", THERE], check=True, timeout=60)
+        several = ("multi_queue",) if order["queues"] > 1 else ()
         for tap in self._taps:
-            ip("tuntap", "add", tap, "mode", "tap")
+            ip("tuntap", "add", tap, "mode", "tap", *several)
         # room for VXLAN, so that guests have the same MTU in all cases
         ip("link", "add", "under0", "mtu", "1600", "type", "veth", "peer", "name", "under1", "netns", THERE)
         for place, namespace in enumerate((HERE, THERE)):
