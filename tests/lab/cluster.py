@@ -335,14 +335,14 @@ class Lab:
             time.sleep(0.3)
 
     def all_idle(self, timeout: float = 60) -> None:
-        """Wait until all nodes respond; then each is idle: not drained, not down.
+        """Wait until all nodes have registered and respond; then each is idle: not drained, not down.
 
         A node that is drained or down is resumed, so that it fails this test and no other.
         """
         until = time.monotonic() + limit(timeout)
         while True:
             states = self.run("ctl", "scontrol", "-o", "show", "node", ",".join(self.nodes)).out
-            if "NOT_RESPONDING" not in states or time.monotonic() > until:
+            if not re.search("NOT_RESPONDING|State=UNKNOWN", states) or time.monotonic() > until:
                 break
             time.sleep(1)  # a node that was just resumed is asked for an answer first
         idle = re.findall(r" State=(\S+)", states.replace("+PLANNED", ""))
