@@ -57,7 +57,7 @@ def stream(peer: socket.socket) -> None:
 
 def serve(repeats: int, streams: int) -> None:
     """Return each byte, then swallow the streams; as often as the other rank asks."""
-    with socket.create_server(("0.0.0.0", PORT), backlog=streams) as listener:  # noqa: S104 - in a guest
+    with socket.create_server(("0.0.0.0", PORT), backlog=streams) as listener:  # noqa: S104 - rank 1 is in another guest
         listener.settimeout(CONNECT_S)
         peers = [listener.accept()[0] for _ in range(streams)]
     first = peers[0]
