@@ -22,6 +22,8 @@ LAST = "setup"
 MOST_STAGES = 64
 """Different names of stages that are told apart; a node cannot make more time series."""
 OTHER = "other"
+MOST_ENDS = 4096
+"""Last ends that are known, to tell repeated acknowledgements from new ones."""
 REQUEST_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 STAGE_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
@@ -33,6 +35,7 @@ class Instruments:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._stages: set[str] = set()
+        self._ends: dict[tuple[str, str, bool], None] = {}
         self._requests = Counter(
             "vhpc_requests",
             "Requests that vhpcd has answered, by kind and kind of error (ok: none).",
@@ -97,6 +100,13 @@ class Instruments:
         self._observe(boot)
 
     def _ended(self, request: wire.Acknowledge) -> None:
+        """Count an end once: a hook repeats it if the answer was lost, a health check while it is unclean."""
+        end = (request.generation, request.node, request.clean)
+        if end in self._ends:
+            return
+        self._ends[end] = None
+        if len(self._ends) > MOST_ENDS:
+            del self._ends[next(iter(self._ends))]
         self._teardowns.labels("clean" if request.clean else "unclean").inc()
         self._observe(stage for stage in request.stages or () if stage.name in TEARDOWN)
 

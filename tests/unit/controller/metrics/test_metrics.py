@@ -23,18 +23,14 @@ from controller_lab import (
     stop,
     wait_for,
 )
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from vhpcd_fabric import Ack
 from vhpcd_process import Vhpcd, make
 
 from pace import limit
 from vhpc_slurm.config import Config, Host, Paths, load
-from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.status_messages import DeviceWire
 from vhpc_slurm.controller.metrics.exposition import AT_ONCE
-from vhpc_slurm.controller.metrics.instruments import MOST_STAGES, Instruments
-from vhpc_slurm.controller.wire_types import TimelineWire
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hooks import healthcheck, textfile
 from vhpc_slurm.model import Generation, GuestUsage, ImageRef, Stage, Timeline
@@ -266,22 +262,6 @@ def test_idle_connections_delay_others_only_briefly(metered: Metered) -> None:
         except (http.client.HTTPException, ConnectionError):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-
-
-def test_a_node_cannot_make_time_series_without_end() -> None:
-    registry = CollectorRegistry()
-    instruments = Instruments(registry)
-    for number in range(MOST_STAGES + 500):
-        line = TimelineWire(generation="1.0.aaaaaaaa", node="n1", stages=(Stage(f"s{number}", 1.0, 2.0),))
-        instruments.answered(wire.ReportTimeline(timeline=line), wire.Done(), 0.1)
-    names = {
-        one.labels["stage"]
-        for family in registry.collect()
-        if family.name == "vhpc_stage_seconds"
-        for one in family.samples
-    }
-    assert len(names) == MOST_STAGES + 1
-    assert "other" in names
 
 
 @pytest.mark.parametrize(
