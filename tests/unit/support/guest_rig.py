@@ -127,6 +127,7 @@ class Guest:
         self.shim.wait(WAIT_S)
         if self.agent is not None:
             self.agent.wait(WAIT_S)
+            remove_cgroup(self.agent.pid)
 
 
 CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir() else "/sys/fs/cgroup")
@@ -134,6 +135,15 @@ CGROUPS = Path("/sys/fs/cgroup/unified" if Path("/sys/fs/cgroup/unified").is_dir
 
 def is_empty(cgroup: Path) -> bool:
     return "populated 0" in (cgroup / "cgroup.events").read_text()
+
+
+def remove_cgroup(agent_pid: int) -> None:
+    """Remove what an agent leaves that was killed, or whose port closed while a session ran."""
+    for top in CGROUPS.glob(f"vhpc.{agent_pid}"):
+        (top / "cgroup.kill").write_text("1")
+        until(partial(is_empty, top), "the end of the script")
+        for path in (*(one for one in top.iterdir() if one.is_dir()), top):
+            path.rmdir()
 
 
 class Saved:
@@ -201,11 +211,7 @@ class Saved:
             shim.terminate()
             shim.wait(WAIT_S)
         self.agent.wait(WAIT_S)
-        for top in CGROUPS.glob(f"vhpc.{self.agent.pid}"):  # of an agent that was killed
-            (top / "cgroup.kill").write_text("1")
-            until(partial(is_empty, top), "the end of the script")
-            for path in (*(one for one in top.iterdir() if one.is_dir()), top):
-                path.rmdir()
+        remove_cgroup(self.agent.pid)
 
 
 @pytest.fixture
