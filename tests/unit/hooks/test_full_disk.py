@@ -72,7 +72,7 @@ def test_a_release_that_cannot_be_noted_is_one_all_the_same(
     full_state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     book = Journal(full_state / "journal", GENERATION)
-    announce(book, 30)
+    announce(book, 100)  # whose releases need more than what is left of a page
     fill(full_state)
     with caplog.at_level(logging.WARNING, "vhpc"):
         for entry in book.held():
