@@ -109,7 +109,7 @@ class Server:
 
     def _serve(self) -> None:
         # one that is killed has not read its answer
-        with suppress(ConnectionResetError), self.own, self.own.makefile("rw") as stream:
+        with suppress(ConnectionResetError, BrokenPipeError), self.own, self.own.makefile("rw") as stream:
             for line in stream:
                 self.asked.append(line.rstrip("\n"))
                 stream.write(self._answer(self.asked[-1]) + "\n")
