@@ -100,7 +100,7 @@ class Instruments:
         self._observe(boot)
 
     def _ended(self, request: wire.Acknowledge) -> None:
-        """Count an end once: a hook repeats it if the answer was lost, a health check while it is unclean."""
+        """Count an end once: it comes again if an answer was lost, or from an Epilog after a health check."""
         end = (request.generation, request.node, request.clean)
         if end in self._ends:
             return
