@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "interpreter.h"
 #include "readtext.h"
 
 enum {
@@ -150,24 +151,6 @@ void child_chdir(const struct execspec *spec, const char *who)
         (void)!chdir("/");
 }
 
-/* ENOENT for a file that exists means that its interpreter does not exist. */
-static bool describe_interpreter(const char *path, struct child_report *report)
-{
-    char line[256];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t n = read(fd, line, sizeof line - 1);
-    (void)close(fd);
-    if (n <= 2 || line[0] != '#' || line[1] != '!')
-        return false;
-    line[n] = '\0';
-    line[strcspn(line, "\n")] = '\0';
-    (void)snprintf(report->text, sizeof report->text, "execve(): bad interpreter(%s): %s", line + 2,
-                   strerror(ENOENT));
-    return true;
-}
-
 static int try_search(const char *name, const char *path, char *const argv[], char *const envp[],
                       struct child_report *report)
 {
@@ -183,7 +166,7 @@ static int try_search(const char *name, const char *path, char *const argv[], ch
         /* As execvp: a directory of PATH that cannot be searched does not end the search. */
         if (errno == EACCES)
             result = EACCES;
-        else if (errno == ENOENT && describe_interpreter(full, report))
+        else if (errno == ENOENT && interpreter_describe(full, report->text, sizeof report->text))
             return ENOENT;
         else if (errno != ENOENT && errno != ENOTDIR && errno != ESTALE && errno != ENODEV)
             return errno;
@@ -205,7 +188,7 @@ int child_execve(const char *name, const char *path, char *const argv[], char *c
         (void)execve(name, argv, envp);
         number = errno;
         if (number == ENOENT)
-            (void)describe_interpreter(name, report);
+            (void)interpreter_describe(name, report->text, sizeof report->text);
     }
     if (report->text[0] == '\0')
         (void)snprintf(report->text, sizeof report->text, "execve(): %s: %s", name,

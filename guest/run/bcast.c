@@ -16,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "run.h"
 
 enum { LIBRARIES_MAX = 1024 };
@@ -97,13 +98,21 @@ static void copy_libraries(const char *socket, const char *path)
     (void)closedir(dir);
 }
 
+/* The guest has no such file; ENOENT is also the error of one whose interpreter is missing. */
+static bool is_missing(const struct front_result *r, const char *path)
+{
+    struct child_report expected; /* cut as that of the guest */
+    (void)snprintf(expected.text, sizeof expected.text, "execve(): %s: %s", path, strerror(ENOENT));
+    return r->end == FRONT_EXEC_FAILED && r->value == ENOENT && strcmp(r->text, expected.text) == 0;
+}
+
 void run_copy_and_retry(const struct run_options *o, const struct front_result *r, char **argv)
 {
     const char *path = o->argv[0];
     const char *node = getenv("SLURMD_NODENAME");
     struct stat st;
-    if (r->end != FRONT_EXEC_FAILED || r->value != ENOENT || path[0] != '/' || o->script ||
-        getenv(again) != NULL || stat(path, &st) < 0)
+    if (path[0] != '/' || o->script || !is_missing(r, path) || getenv(again) != NULL ||
+        stat(path, &st) < 0)
         return;
     if (copy(o->socket, path)) {
         copy_libraries(o->socket, path);

@@ -60,6 +60,21 @@ def test_a_host_program_not_of_the_job_is_refused(lab: Lab) -> None:
     assert said.endswith("exit 2\n")
 
 
+def test_a_program_without_its_interpreter_is_not_called_missing(lab: Lab) -> None:
+    """A file of the home, which node and guest have; what neither has is its interpreter."""
+    script = """
+    cd; sed 's,/ld-linux,/no-linux,' /bin/true > needs-loader; echo '#!/no/such/sh' > needs-shell
+    chmod +x needs-*; for name in shell loader; do srun ~/needs-$name 2>&1; echo exit $?; done
+    """
+    said = lab.finish(script, "-w", "n1", "-n1").output()
+    assert "exists on the node" not in said
+    assert "execve(): bad interpreter(/no/such/sh): No such file or directory\n" in said
+    assert re.search(
+        r"execve\(\): (\S+/needs-loader): No .* \(\1 needs /\S+/no-linux\S+, which is missing\)\n", said
+    )
+    assert said.count("exit 2\n") == 2
+
+
 READ = "srun -l --overlap -n2 -N2 sh -c 'cat /tmp/sent-{0} && stat -c %a /tmp/sent-{0}' 2>&1 | sort"
 EXPECTED = ["0: 640", "0: payload", "1: 640", "1: payload"]
 
