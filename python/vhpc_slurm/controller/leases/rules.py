@@ -198,10 +198,14 @@ def check_sizes(request: JobRequest, allocation: Allocation) -> None:
     what = f"cannot make a lease for job {request.job_id}"
     if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
         raise FabricError(what, "its job id or restart count is out of range")
+    if not (0 <= request.uid < 1 << 32 and 0 <= request.gid < 1 << 32):
+        raise FabricError(what, "its uid or gid is out of range")
     if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
         raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
     place = request.het
-    if place is not None and not 0 <= place.offset < place.components <= MAX_COMPONENTS:
+    if place is not None and not (
+        0 < place.leader < 1 << 32 and 0 <= place.offset < place.components <= MAX_COMPONENTS
+    ):
         raise FabricError(what, "its place in a heterogeneous job is out of range")
     if not names:
         raise FabricError(what, "it has no nodes (yet)")

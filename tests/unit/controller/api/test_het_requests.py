@@ -188,9 +188,18 @@ def test_a_place_that_slurm_does_not_give_is_refused(tmp_path: Path) -> None:
 
     async def test() -> None:
         starting, (first, _) = vhpcd(site), two()
-        for place in (HetPlace(10, 2, 2), HetPlace(10, -1, 2), HetPlace(10, 0, 1 << 40)):
+        for place in (
+            HetPlace(10, 2, 2),
+            HetPlace(10, -1, 2),
+            HetPlace(10, 0, 1 << 40),
+            HetPlace(1 << 64, 0, 2),
+        ):
             odd = dataclasses.replace(first, request=dataclasses.replace(first.request, het=place))
             with pytest.raises(FabricError, match="its place in a heterogeneous job is out of range"):
+                await starting.open(asked(odd))
+        for wrong in ({"uid": 1 << 64}, {"uid": -1}, {"gid": 1 << 32}):
+            odd = dataclasses.replace(first, request=dataclasses.replace(first.request, **wrong))
+            with pytest.raises(FabricError, match="its uid or gid is out of range"):
                 await starting.open(asked(odd))
 
     run(test)
