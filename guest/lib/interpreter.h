@@ -13,8 +13,8 @@ enum interpreter_kind {
 };
 
 /*
- * What a program's open file names as its interpreter, with a NUL: of a script the rest of its
- * first line, with arguments; of an ELF file the path of its dynamic loader. Cut to size - 1 bytes.
+ * Read which interpreter a program's open file names. A script names it in the rest of its first
+ * line, with arguments; an ELF file names its dynamic loader. The text is cut to size - 1 bytes.
  */
 enum interpreter_kind interpreter_of(int fd, char *name, size_t size);
 

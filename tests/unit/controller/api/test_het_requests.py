@@ -183,7 +183,7 @@ def test_a_component_without_a_network_starts_alone(tmp_path: Path) -> None:
     run(test)
 
 
-def test_a_place_that_slurm_does_not_give_is_refused(tmp_path: Path) -> None:
+def test_places_and_accounts_that_slurm_does_not_give_are_refused(tmp_path: Path) -> None:
     site = Site(tmp_path / "db")
 
     async def test() -> None:
@@ -197,8 +197,8 @@ def test_a_place_that_slurm_does_not_give_is_refused(tmp_path: Path) -> None:
             odd = dataclasses.replace(first, request=dataclasses.replace(first.request, het=place))
             with pytest.raises(FabricError, match="its place in a heterogeneous job is out of range"):
                 await starting.open(asked(odd))
-        for wrong in ({"uid": 1 << 64}, {"uid": -1}, {"gid": 1 << 32}):
-            odd = dataclasses.replace(first, request=dataclasses.replace(first.request, **wrong))
+        for uid, gid in ((1 << 64, 2001), (-1, 2001), (2001, 1 << 32)):
+            odd = dataclasses.replace(first, request=dataclasses.replace(first.request, uid=uid, gid=gid))
             with pytest.raises(FabricError, match="its uid or gid is out of range"):
                 await starting.open(asked(odd))
 
