@@ -183,7 +183,7 @@ def test_a_component_without_a_network_starts_alone(tmp_path: Path) -> None:
     run(test)
 
 
-def test_places_and_accounts_that_slurm_does_not_give_are_refused(tmp_path: Path) -> None:
+def test_places_and_ids_that_slurm_does_not_give_are_refused(tmp_path: Path) -> None:
     site = Site(tmp_path / "db")
 
     async def test() -> None:
