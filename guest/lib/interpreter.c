@@ -18,7 +18,7 @@ enum {
     CHAIN_MOST = 5       /* interpreters of interpreters that Linux follows */
 };
 
-/* Read text that begins at an offset. False: there is none. */
+/* Copy what the file has at this offset, and end it with a NUL. False: the file ends before it. */
 static bool read_name(int fd, uint64_t offset, char *name, size_t size)
 {
     ssize_t n = pread(fd, name, size - 1, (off_t)offset);
@@ -102,7 +102,8 @@ bool interpreter_describe(const char *path, char *text, size_t size)
         else if (!text_word(&at, name, sizeof name))
             break;
         if (access(name, F_OK) < 0 && errno == ENOENT) {
-            if (i > 0 || !script)
+            bool said = script && i == 0; /* in slurmstepd's words */
+            if (!said)
                 (void)snprintf(text + length, size - (size_t)length,
                                " (%s needs %s, which is missing)", program, name);
             break;

@@ -8,7 +8,7 @@ few kilobytes.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -36,6 +36,10 @@ NodeState = Literal["waiting", "passed", "failed"]
 all have answered; it gave up."""
 PAGE_BYTES = 256 << 10
 """About how much JSON goes into one page of a list."""
+JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+Uid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Number of a row, and where a page of a list begins; SQLite's integers have 64 bits."""
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

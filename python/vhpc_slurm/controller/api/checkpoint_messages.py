@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from vhpc_slurm.controller.wire_types import Wire
+from vhpc_slurm.controller.wire_types import JobId, Serial, Wire
 from vhpc_slurm.model import (
     MAX_CHECKPOINT_NAME,
     Checkpoint,
@@ -20,8 +20,6 @@ from vhpc_slurm.model import (
 MAX_SERIALS = 4096
 """Checkpoints in one message."""
 Name = Annotated[str, msgspec.Meta(pattern=f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_CHECKPOINT_NAME - 1}}}$")]
-JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
-Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class SaveJob(Wire, frozen=True, tag="save-job"):

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import msgspec
 
-from vhpc_slurm.controller.wire_types import Wire
+from vhpc_slurm.controller.wire_types import Serial, Wire
 from vhpc_slurm.model import Cluster, ClusterJob, Roster
 from vhpc_slurm.options import CLUSTER_NAME
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
-Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class AskRoster(Wire, frozen=True, tag="roster"):

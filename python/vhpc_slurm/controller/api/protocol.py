@@ -38,13 +38,16 @@ from vhpc_slurm.controller.api.usage_messages import (
     UsedWire,
 )
 from vhpc_slurm.controller.wire_types import (
+    JobId,
     LeaseWire,
     NodeGroup,
     NodeState,
     ProgressWire,
     ReadyState,
     RecordWire,
+    Serial,
     TimelineWire,
+    Uid,
     Wire,
 )
 from vhpc_slurm.model import JobRequest, NodeReport, Resume, SshKeys, Stage, TunnelKeys
@@ -67,11 +70,8 @@ UNUSABLE = "unusable"
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
-JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 Waiter = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Restarts = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
-Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-"""Where a page of a list begins; SQLite's integers have 64 bits."""
 
 
 # --- requests -----------------------------------------------------------------
@@ -212,7 +212,7 @@ class AsUser(Wire, frozen=True, tag="as-user"):
     Root, SlurmUser and ``controller.web_user`` may send it.
     """
 
-    uid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    uid: Uid
     request: OfUsers | cluster_messages.ClusterLists
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from vhpc_slurm.controller.wire_types import Wire
+from vhpc_slurm.controller.wire_types import JobId, Wire
 
 MAX_DEVICES, MAX_REASON = 64, 200
 """Devices of a node in a report, and characters of a reason."""
@@ -37,7 +37,7 @@ class FabricState(Wire, frozen=True):
 class AlarmWire(Wire, frozen=True):
     """A problem of a job on a healthy node; ``time`` in seconds since the epoch."""
 
-    job_id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+    job_id: JobId
     node: str
     time: float
     what: str

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from vhpc_slurm.controller.wire_types import Wire
+from vhpc_slurm.controller.wire_types import JobId, Wire
 from vhpc_slurm.model import GuestUsage, LeaseState
 from vhpc_slurm.options import MAX_GUESTS_PER_NODE
 
@@ -43,7 +43,7 @@ class AskUsage(Wire, frozen=True, tag="usage"):
     With ``so_far`` also what nodes have said of it that have not reported its end.
     """
 
-    job_id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+    job_id: JobId
     after: str = ""
     so_far: bool = False
 
