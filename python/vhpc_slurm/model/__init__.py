@@ -88,6 +88,7 @@ from vhpc_slurm.model.plan import (
 )
 from vhpc_slurm.model.usage import (
     FIGURE_MAX,
+    SUM_MAX,
     Figures,
     GuestUsage,
     JobUsage,
@@ -110,6 +111,7 @@ __all__ = [
     "MAX_COMPONENTS",
     "NODE_NAME",
     "OF_CHECKPOINTS",
+    "SUM_MAX",
     "TOLD",
     "UNFINISHED",
     "WITHOUT_OPTIONS",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from vhpc_slurm.model.job import Generation
+from vhpc_slurm.model.usage import SUM_MAX
 from vhpc_slurm.record import Record
 
 MAX_CHECKPOINT_NAME = 64
@@ -88,7 +89,7 @@ class SavedNode(Record, frozen=True):
 def saved_bytes(nodes: Iterable[SavedNode]) -> int:
     """Bytes of all files that nodes have saved."""
     guests = (guest for node in nodes for guest in node.guests)
-    return sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests)
+    return min(sum(guest.state.size + (guest.disk.size if guest.disk else 0) for guest in guests), SUM_MAX)
 
 
 class Resume(Record, frozen=True):

@@ -20,6 +20,8 @@ from vhpc_slurm.controller.leases.checkpoint_rules import COMPLETED, HOLDS
 from vhpc_slurm.controller.store.checkpoints import StoredCheckpoint
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
+    FIGURE_MAX,
+    SUM_MAX,
     UNFINISHED,
     CheckpointState,
     Generation,
@@ -185,6 +187,8 @@ class CheckpointLedger:
             return Asked()
         if node not in lease.allocation.node_names:
             raise FabricError(f"lease {generation} has no part on node {node[:80]}")
+        if report is not None and not 0 <= report.serial <= SUM_MAX:
+            raise FabricError(f"lease {generation} cannot take a report", "its checkpoint is out of range")
         if report is not None and report.paused_s is not None:
             with self._store.transaction():
                 self._store.checkpoints.paused(report.serial, generation, report.paused_s)
@@ -366,4 +370,6 @@ def _incomplete(lease: Lease, node: str, report: KeeperReport, *, encrypt: bool)
     seals = [seal for guest in saved.guests for seal in (guest.state, guest.disk) if seal is not None]
     if encrypt and not all(seal.encrypted for seal in seals):
         return "the node has not encrypted its guests (update its vhpc)"
+    if not all(0 <= seal.size < FIGURE_MAX for seal in seals):
+        return "the report has an impossible size of a file"
     return ""

@@ -144,6 +144,26 @@ def test_a_report_without_all_guests_fails_it(site: Site, job: Lease, what: Save
     assert site.state(made.serial) is S.FAILED
 
 
+@pytest.mark.parametrize("size", [-1, 2**53, 2**64])
+def test_a_file_of_an_impossible_size_fails_it(site: Site, job: Lease, size: int) -> None:
+    made = site.ledger.begin(7, "a", stop=False, uid=2001)
+    for node in NODES:
+        site.say(job.generation, node, K.HELD, made.serial)
+    what = saved("n2", 1)
+    guest = replace(what.guests[0], disk=replace(what.guests[0].state, size=size))
+    site.ledger.ask(job.generation, "n2", KeeperReport(made.serial, K.SAVED, replace(what, guests=(guest,))))
+    found = site.store.checkpoints.get(made.serial)
+    assert found is not None
+    assert (found.state, found.error) == (S.FAILED, "n2: the report has an impossible size of a file")
+
+
+@pytest.mark.parametrize("serial", [-1, 2**63])
+def test_a_report_on_an_impossible_checkpoint_is_refused(site: Site, job: Lease, serial: int) -> None:
+    """SQLite's integers have 64 bits."""
+    with pytest.raises(FabricError, match="its checkpoint is out of range"):
+        site.ledger.ask(job.generation, "n1", KeeperReport(serial, K.CONTINUED, paused_s=1.0))
+
+
 def test_guests_that_do_not_stop_in_time_are_named(site: Site, job: Lease) -> None:
     made = site.ledger.begin(7, "a", stop=False, uid=2001)
     site.say(job.generation, "n2", K.HELD, made.serial)
