@@ -30,6 +30,7 @@ from controller_lab import manifest, publish
 from rig import InternalError, fuzz
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api import protocol as wire
@@ -60,7 +61,11 @@ _loop = asyncio.new_event_loop()
 
 
 publish(Path(_folder.name), manifest())  # so that leases become ready and not only refused
-_CONFIG = Config(images=Images(catalog=_folder.name), fabric=Fabric(sweep_interval_s=0.0))
+_CONFIG = Config(
+    images=Images(catalog=_folder.name),
+    fabric=Fabric(sweep_interval_s=0.0),
+    checkpoint=Checkpoint(folder=_folder.name),
+)
 
 
 class Keys(NoNetwork):

@@ -8,6 +8,7 @@ from typing import Any
 from controller_lab import identity, request
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.leases import layer
 from vhpc_slurm.controller.leases.opening import Wanted
@@ -35,6 +36,7 @@ from vhpc_slurm.model import (
 
 NODES = ("n1", "n2")
 UNDERLAY = {f"n{number}": f"192.0.2.{number}" for number in range(1, 10)}
+CHECKPOINTS = Checkpoint(folder="/ck")
 JOB_NETWORK = Network(default="job", allowed=("job", "none"))
 
 
@@ -53,7 +55,7 @@ class Site:
     """vhpcd's layer of leases over a store; tests set its clock, and the bytes that each node saves."""
 
     def __init__(self, store: LeaseStore, config: Config | None = None) -> None:
-        self.store, self.config = store, config or Config()
+        self.store, self.config = store, config or Config(checkpoint=CHECKPOINTS)
         self.now = 1000.0
         self.size = 4096
         self.start()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_rig import Site, nodes
+from checkpoint_rig import CHECKPOINTS, Site, nodes
 from controller_lab import request as job_request
 from store_backends import ENGINES, open_at, place
 
@@ -18,7 +18,7 @@ from vhpc_slurm.model import Lease
 @pytest.fixture
 def site_config() -> Config:
     """The configuration of ``site``; modules have others."""
-    return Config()
+    return Config(checkpoint=CHECKPOINTS)
 
 
 @pytest.fixture(params=ENGINES)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from checkpoint_rig import UNDERLAY, nodes, saved
+from checkpoint_rig import CHECKPOINTS, UNDERLAY, nodes, saved
 from controller_lab import manifest, publish
 
 from vhpc_slurm.config import Config
@@ -159,7 +159,7 @@ def run(tmp_path: Any, test: Callable[[Vhpcd], Awaitable[T]], **tables: Any) -> 
     publish(tmp_path, manifest())
 
     async def bounded() -> T:
-        config = Config(images=Images(catalog=str(tmp_path)), **tables)
+        config = Config(images=Images(catalog=str(tmp_path)), **{"checkpoint": CHECKPOINTS, **tables})
         store, ctld = SqliteStore(":memory:"), Ctld()
 
         async def locate(_nodes: Any) -> dict[str, str]:

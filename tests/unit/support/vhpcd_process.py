@@ -27,6 +27,7 @@ from controller_lab import (
 
 from vhpc_slurm.cli.site.configuration import toml
 from vhpc_slurm.config import Config, load
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.fabric import Fabric
@@ -174,9 +175,10 @@ cat {folder}/squeue.out 2>/dev/null
         images=Images(catalog=str(folder / "catalog")),
         fabric=fabric or Fabric(),
         database=database or Database(),
+        checkpoint=Checkpoint(folder=str(folder / "checkpoints")),
     )
     lines = []
-    for name in ("controller", "images", "fabric", "database"):
+    for name in ("controller", "images", "fabric", "database", "checkpoint"):
         settings = msgspec.structs.asdict(getattr(config, name))
         lines += [f"[{name}]", *(f"{key} = {toml(value)}" for key, value in settings.items())]
     (folder / "vhpc.toml").write_text("\n".join(lines))

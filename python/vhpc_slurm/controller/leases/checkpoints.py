@@ -37,6 +37,7 @@ from vhpc_slurm.model import (
 from vhpc_slurm.record import Record
 
 if TYPE_CHECKING:
+    from vhpc_slurm.config import Config
     from vhpc_slurm.controller.store.port import LeaseStore
 
 log = logging.getLogger("vhpcd")
@@ -44,6 +45,8 @@ log = logging.getLogger("vhpcd")
 KEY_BYTES = 32
 FORGET_S = 7 * 86400.0
 """How long a checkpoint without files is listed."""
+HOLD_S = 60.0
+"""Nodes have so many seconds more than twice ``checkpoint.hold_timeout_s`` to stop the guests of a job."""
 LINE = 1000
 """Characters of a node's reason."""
 SILENT_S = 180.0
@@ -87,23 +90,16 @@ class CheckpointLedger:
         *,
         clock: Callable[[], float],
         steady: Callable[[], float],
-        hold_s: float,
-        gpu_gres: str = "gpu",
-        encrypt: bool = False,
+        config: Config,
     ) -> None:
-        """``clock`` is the wall clock; ``steady`` never jumps.
-
-        Nodes have ``hold_s`` seconds to stop their guests.  Jobs with the GRES ``gpu_gres`` are refused.
-        With ``encrypt`` nodes encrypt what they save.
-        """
+        """``clock`` is the wall clock; ``steady`` never jumps."""
         self._store = store
         self._removal = removal
         self._quota = quota
         self._clock = clock
         self._steady = steady
-        self._hold_s = hold_s
-        self._gpu_gres = gpu_gres
-        self._encrypt = encrypt
+        self._config = config
+        self._hold_s = HOLD_S + 2 * config.checkpoint.hold_timeout_s
         self._since: dict[int, float] = {}
         self._heard: dict[tuple[int, str], float] = {}
 
@@ -123,7 +119,7 @@ class CheckpointLedger:
         lease = record.lease
         if uid not in (None, lease.request.uid):
             raise UserError(f"job {job_id} belongs to another user", "", "see: vhpc ps")
-        if why := savable.refusal(lease, self._gpu_gres):
+        if why := savable.refusal(lease, self._config):
             raise UserError(f"job {job_id} cannot be saved", why, "see docs/checkpoint.md")
         return lease
 
@@ -209,7 +205,7 @@ class CheckpointLedger:
         missing = len(lease.allocation.nodes) - store.count(serial, done) - (known is not done)
         why = ""
         if report is not None and said is KeeperState.SAVED:
-            why = _incomplete(lease, node, report, encrypt=self._encrypt)
+            why = _incomplete(lease, node, report, encrypt=self._config.checkpoint.encrypt)
         reaction = checkpoint_rules.react(
             one.state,
             known,
@@ -250,7 +246,7 @@ class CheckpointLedger:
         if kind in (OrderKind.WAIT, OrderKind.OVER):
             return KeeperOrder(kind)
         if kind is OrderKind.SAVE:
-            return KeeperOrder(kind, one.serial, one.name, one.key, encrypt=self._encrypt)
+            return KeeperOrder(kind, one.serial, one.name, one.key, encrypt=self._config.checkpoint.encrypt)
         return KeeperOrder(kind, one.serial, one.name)
 
     def _prepared(self, one: StoredCheckpoint) -> bool:

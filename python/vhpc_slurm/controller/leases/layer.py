@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
     from vhpc_slurm.fabric.backend import NetworkBackend
 
-HOLD_S = 60.0
-"""Nodes have so many seconds more than twice ``checkpoint.hold_timeout_s`` to stop the guests of a job."""
-
 
 @dataclass(frozen=True)
 class LeaseLayer:
@@ -101,9 +98,7 @@ def build(
             quota,
             clock=clock,
             steady=steady,
-            hold_s=HOLD_S + 2 * config.checkpoint.hold_timeout_s,
-            gpu_gres=config.placement.gpu_gres,
-            encrypt=config.checkpoint.encrypt,
+            config=config,
         ),
         quota=quota,
         removal=removal,

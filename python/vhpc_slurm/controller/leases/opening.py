@@ -27,7 +27,6 @@ from vhpc_slurm.model import (
     Generation,
     ImageIdentity,
     JobRequest,
-    Lease,
     LeaseRecord,
     LeaseState,
     Resume,
@@ -222,7 +221,7 @@ class LeaseOpening:
             nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
             resume = None if one.resume is None else self._continue(generation, one.resume)
             lease = replace(record.lease, nat=nat, site=site, segment=segment, resume=resume, cluster=cluster)
-            if savable.is_asked(lease.request) and (why := self._unsavable(lease)):
+            if savable.is_asked(lease.request) and (why := savable.refusal(lease, self._config)):
                 raise _RefusedError(
                     _Refusal("checkpoint", f"--vhpc-checkpoint: the job cannot be saved: {why}")
                 )
@@ -242,11 +241,6 @@ class LeaseOpening:
         except UserError as err:
             cause = "policy" if isinstance(err, policy.PolicyError) else "cluster"
             raise _RefusedError(_Refusal(cause, err.line())) from err
-
-    def _unsavable(self, lease: Lease) -> str:
-        if not self._config.checkpoint.folder:
-            return "this site has no folder for checkpoints (checkpoint.folder)"
-        return savable.refusal(lease, self._config.placement.gpu_gres)
 
     def _continue(self, generation: Generation, asked: StoredCheckpoint) -> Resume:
         """A generation continues a checkpoint, which no other one does at the same time."""

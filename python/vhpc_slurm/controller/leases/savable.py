@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import JobRequest, Lease
 from vhpc_slurm.options import BatchPlace
@@ -24,8 +25,14 @@ def is_asked(request: JobRequest) -> bool:
     return request.checkpoint not in (None, "none")
 
 
-def refusal(lease: Lease, gpu_gres: str) -> str:
-    """Why the guests of a job are not saved; empty if they are. ``gpu_gres`` is the name of GPUs."""
+def refusal(lease: Lease, config: Config) -> str:
+    """Why the guests of a job are not saved; empty if they are."""
+    if not config.checkpoint.folder:
+        return "this site has no folder for checkpoints (checkpoint.folder)"
+    return _of_job(lease, config.placement.gpu_gres)
+
+
+def _of_job(lease: Lease, gpu_gres: str) -> str:
     if lease.request.het is not None:
         return "it is a component of a heterogeneous job"
     if lease.request.batch is BatchPlace.HOST:

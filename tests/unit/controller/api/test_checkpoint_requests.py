@@ -223,7 +223,7 @@ def test_an_old_checkpoint_of_a_job_in_the_queue_stays(tmp_path: Any) -> None:
         vhpcd.ctld.known = False
         assert await states() == [CheckpointState.REMOVED]
 
-    run(tmp_path, test, checkpoint=Checkpoint(max_age_days=1))
+    run(tmp_path, test, checkpoint=Checkpoint(folder="/ck", max_age_days=1))
 
 
 def test_the_last_page_of_a_list_has_the_totals(tmp_path: Any) -> None:

@@ -20,7 +20,7 @@ pytest_plugins = ["checkpoint_sites"]
 
 @pytest.fixture
 def site_config() -> Config:
-    return Config(checkpoint=Checkpoint(max_age_days=2))
+    return Config(checkpoint=Checkpoint(folder="/ck", max_age_days=2))
 
 
 def aged(site: Site) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from checkpoint_rig import Site, nodes
+from checkpoint_rig import CHECKPOINTS, Site, nodes
 from controller_lab import request
 
 from vhpc_slurm.config import Config
@@ -27,7 +27,7 @@ RULES = (
 
 @pytest.fixture
 def site_config() -> Config:
-    return Config(policy=RULES)
+    return Config(policy=RULES, checkpoint=CHECKPOINTS)
 
 
 @pytest.fixture(autouse=True)

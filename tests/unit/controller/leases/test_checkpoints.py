@@ -284,6 +284,14 @@ def test_jobs_without_a_script_in_guests_are_refused(site: Site, other: dict[str
         site.ledger.begin(7, "", stop=False, uid=2001)
 
 
+def test_a_site_without_a_folder_saves_no_job(site: Site, job: Lease) -> None:
+    """Its nodes have no keepers, so nobody would stop the guests."""
+    site.config = Config()
+    site.start()
+    with pytest.raises(UserError, match="this site has no folder for checkpoints"):
+        site.ledger.begin(7, "a", stop=False, uid=2001)
+
+
 def test_jobs_with_devices_are_refused(site: Site, job: Lease) -> None:
     site.open(request(8), allocation("n1"))
     lease = replace(job, network=NetworkIdentity("ufm", in_guests=True))
@@ -334,7 +342,7 @@ def test_jobs_that_are_to_be_saved_are_found(site: Site) -> None:
 
 
 def test_a_site_that_encrypts_takes_nothing_else(tmp_path: Path) -> None:
-    site = Site(open_at(place("sqlite", tmp_path)), Config(checkpoint=Checkpoint(encrypt=True)))
+    site = Site(open_at(place("sqlite", tmp_path)), Config(checkpoint=Checkpoint(folder="/ck", encrypt=True)))
     job = site.open(request(7), nodes())
     made = site.ledger.begin(7, "", stop=False, uid=None)
     for node in NODES:

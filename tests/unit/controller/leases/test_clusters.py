@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from segment_site import vni
 from store_backends import ENGINES, place
 
+from vhpc_slurm.config import Config, Placement
+from vhpc_slurm.config.checkpoint import Checkpoint
 from vhpc_slurm.controller.leases import cluster_rules, savable
 from vhpc_slurm.controller.leases.opening import Wanted
 from vhpc_slurm.errors import FabricError
@@ -142,7 +144,8 @@ def test_the_option_adds_the_job_network_to_the_default(tmp_path: Path) -> None:
 
 
 def test_a_member_cannot_be_saved(site: ClusterSite) -> None:
-    assert savable.refusal(site.member(1, "n1"), "none").startswith("it is in cluster dask")
+    config = Config(checkpoint=Checkpoint(folder="/ck"), placement=Placement(gpu_gres="none"))
+    assert savable.refusal(site.member(1, "n1"), config).startswith("it is in cluster dask")
 
 
 def test_ranges_of_addresses() -> None:

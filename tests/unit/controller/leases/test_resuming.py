@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from checkpoint_rig import JOB_NETWORK, Site, nodes, saved
+from checkpoint_rig import CHECKPOINTS, JOB_NETWORK, Site, nodes, saved
 from controller_lab import identity, request
 
 from vhpc_slurm.config import Config
@@ -23,7 +23,7 @@ pytest_plugins = ["checkpoint_sites"]
 
 @pytest.fixture
 def site_config() -> Config:
-    return Config(network=JOB_NETWORK, disks=Disks(max_mib=4096))
+    return Config(network=JOB_NETWORK, disks=Disks(max_mib=4096), checkpoint=CHECKPOINTS)
 
 
 @pytest.fixture

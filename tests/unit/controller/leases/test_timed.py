@@ -69,7 +69,7 @@ def test_a_job_is_saved_at_intervals(asked: str, saved: float | None, now: float
 
 
 def test_the_time_for_a_checkpoint() -> None:
-    config = Config(checkpoint=Checkpoint(hold_timeout_s=40, write_mib_s=200))
+    config = Config(checkpoint=Checkpoint(folder="/ck", hold_timeout_s=40, write_mib_s=200))
     first = timed.lead_s(config, lease("limit"), ())
     assert first == pytest.approx(40 + 6000 / 200 + 10 + timed.SPARE_S)
     later = timed.lead_s(config, lease("limit"), (saved("n1", 0), saved("n2", 1)))
